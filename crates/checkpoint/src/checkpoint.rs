@@ -1,18 +1,24 @@
-//! The contents of a checkpoint: the program names the parts, and only the writing rank copies them.
+//! The contents of a checkpoint: the program names the parts, and they are copied, or written as the ranks send them.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, TensorData};
 use paceline_ddp::sampler::SamplerState;
-use paceline_ddp::{Ddp, device, weights};
+use paceline_ddp::weights::{self, Hasher};
+use paceline_ddp::{Ddp, device};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::error::CheckpointError;
-use crate::optimizer::{self, OptimizerRef};
+use crate::files;
+use crate::optimizer::{self, Dealt, OptimizerRef};
+use crate::share::Shares;
+use crate::tensors::TensorsFile;
 
 /// The parts of a checkpoint: a model, its optimizer and any other state that the program resumes from.
 ///
@@ -59,50 +65,80 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
-    /// Joins on rank 0 the state that is dealt to the ranks. All ranks call it.
-    pub(crate) fn gather(&self, ddp: &Ddp) -> Result<Gathered, CheckpointError> {
-        let optimizers = match self.optimizer {
-            OptimizerRef::Whole(optimizer) if ddp.has_own_optimizers() => {
-                let ids = weights::paths(self.model).into_iter();
-                let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
-                optimizer::gather_own(optimizer, ddp.group(), &ids)?
+    /// Whether ranks have parts of the state.
+    pub(crate) fn is_dealt(&self, ddp: &Ddp) -> bool {
+        ddp.is_split() || matches!(self.optimizer, OptimizerRef::Sharded(_))
+    }
+
+    /// Writes model and optimizer, of which ranks have parts, into rank 0's `folder`, and returns the hash of the weights. All ranks
+    /// call it; without a folder nothing is written.
+    ///
+    /// *Memory*: one tensor of the whole state on rank 0, and on every rank its own part of the optimizer's state.
+    pub(crate) fn write_dealt(
+        &self,
+        ddp: &Ddp,
+        folder: Option<&Path>,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<String, CheckpointError> {
+        let tensors = ddp.tensors(self.model);
+        let failed = |path: PathBuf| {
+            move |source| CheckpointError::File {
+                action: "write checkpoint",
+                path,
+                source,
             }
-            _ => self.gather_optimizer(ddp)?.map(|state| vec![state]),
         };
-        let mut hook = Vec::new();
-        ddp.export_hook_state(|name, data| {
-            hook.push((name, data));
-            Ok::<_, CheckpointError>(())
-        })?;
-        let mut weights = Vec::new();
-        if ddp.is_split() {
-            let is_root = ddp.model_group().rank() == 0;
-            ddp.export(self.model, |path, data| {
-                weights.extend(is_root.then(|| (path.to_owned(), data)));
+        let mut hasher = Hasher::default();
+        let path = folder.map(|folder| folder.join(files::WEIGHTS));
+        let file = path.map(|path| {
+            TensorsFile::create(&path, &tensors, metadata.clone()).map_err(failed(path))
+        });
+        let mut file = file.transpose();
+        if ddp.is_split() || folder.is_some() {
+            ddp.export(self.model, |name, data| {
+                // After a failed write the other ranks still send.
+                if let (Ok(Some(open)), Some(folder)) = (&mut file, folder) {
+                    hasher.add(name, &data);
+                    if let Err(error) = open.put(name, &data) {
+                        file = Err(failed(folder.join(files::WEIGHTS))(error));
+                    }
+                }
                 Ok::<_, CheckpointError>(())
             })?;
         }
-        Ok(Gathered {
-            optimizers,
-            hook,
-            weights,
-        })
+        let (optimizer, slices) = match self.optimizer {
+            OptimizerRef::Whole(optimizer) => {
+                ((ddp.group().rank() == 0).then_some(optimizer), None)
+            }
+            OptimizerRef::Sharded(optimizer) => {
+                let slices = optimizer.slices(optimizer.group().rank());
+                (Some(optimizer.local()), Some(slices))
+            }
+        };
+        let ids = weights::paths(self.model).into_iter();
+        let dealt = Dealt {
+            group: ddp.model_group(),
+            optimizer,
+            shares: Shares::new(ddp, self.model, slices),
+            ids: ids.map(|(id, _)| id).collect(),
+        };
+        let folder = folder.filter(|_| file.is_ok());
+        let path = folder.map(|folder| folder.join(files::optimizer_of(0)));
+        let written = dealt.write(path.as_deref());
+        file?;
+        written.map(|()| hasher.finish())
     }
 
-    /// The optimizer's state as one record, on rank 0, unless every rank has all of it.
-    fn gather_optimizer(&self, ddp: &Ddp) -> Result<Option<Bytes>, CheckpointError> {
-        let parted = ddp.parted();
-        let mut state = match self.optimizer {
-            OptimizerRef::Whole(optimizer) => {
-                let is_sent = parted.is_some() && ddp.group().rank() == 0;
-                is_sent.then(|| optimizer.into_bytes().map_err(optimizer::unreadable))
+    /// The states of all ranks' optimizers on rank 0, if each rank has its own. All ranks call it.
+    pub(crate) fn gather_own(&self, ddp: &Ddp) -> Result<Option<Vec<Bytes>>, CheckpointError> {
+        match self.optimizer {
+            OptimizerRef::Whole(optimizer) if ddp.has_own_optimizers() => {
+                let ids = weights::paths(self.model).into_iter();
+                let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
+                optimizer::gather_own(optimizer, ddp.group(), &ids)
             }
-            OptimizerRef::Sharded(optimizer) => optimizer::gather(optimizer)?,
-        };
-        if let Some(placement) = parted {
-            state = optimizer::gather_parts(state, ddp, placement, self.model)?;
+            _ => Ok(None),
         }
-        state.transpose().map_err(CheckpointError::Rank0)
     }
 
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
@@ -117,69 +153,87 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         if devices.all(|device| device::name(&device).is_none()) {
             return Ok(Optimizer::Shared(optimizer.clone()));
         }
-        encode(optimizer).map(|state| Optimizer::Encoded(vec![state]))
+        let state = optimizer.into_bytes();
+        let state =
+            state.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))?;
+        Ok(Optimizer::Encoded(vec![state]))
     }
 
     /// Copies the tensors, so that the program may change its own.
-    pub(crate) fn copy(&self, gathered: Gathered) -> Result<Copied, String> {
-        let Gathered {
-            optimizers,
-            hook,
-            weights,
-        } = gathered;
-        let paths = weights::paths(self.model).into_iter();
-        let schedule = self
-            .schedule
-            .map(|schedule| schedule.to_record().into_bytes());
+    pub(crate) fn copy(&self, optimizers: Option<Vec<Bytes>>) -> Result<Copied, String> {
+        let mut weights = weights::export(self.model);
+        weights.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(Copied {
-            weights: match weights.is_empty() {
-                true => weights::export(self.model),
-                false => weights,
-            },
+            weights,
             optimizer: self.copy_optimizer(optimizers)?,
-            hook,
-            schedule: schedule.transpose().map_err(|error| error.to_string())?,
-            parameters: paths.map(|(id, path)| (path, id)).collect(),
         })
+    }
+
+    /// The state of the learning-rate scheduler.
+    pub(crate) fn schedule_state(&self) -> Result<Option<Bytes>, String> {
+        let schedule = self.schedule.map(|schedule| schedule.to_record());
+        let schedule = schedule.map(|record| record.into_bytes());
+        schedule.transpose().map_err(|error| error.to_string())
+    }
+
+    /// Ids of parameters by path.
+    pub(crate) fn parameters(&self) -> BTreeMap<String, u64> {
+        let paths = weights::paths(self.model).into_iter();
+        paths.map(|(id, path)| (path, id)).collect()
     }
 }
 
-/// The state that was dealt to the ranks, on rank 0; empty if each rank has all of it.
-#[derive(Default)]
-pub(crate) struct Gathered {
-    /// Of each rank, if each has its own; otherwise one.
-    optimizers: Option<Vec<Bytes>>,
-    hook: Vec<(String, TensorData)>,
-    weights: Vec<(String, TensorData)>,
-}
-
-/// The copied tensors of a checkpoint.
+/// The copied tensors of a checkpoint, by path and in its order.
 pub(crate) struct Copied {
-    pub(crate) weights: Vec<(String, TensorData)>,
-    pub(crate) optimizer: Optimizer,
-    /// State of the communication hook, by name.
-    pub(crate) hook: Vec<(String, TensorData)>,
-    pub(crate) schedule: Option<Bytes>,
-    /// Ids of parameters by path.
-    pub(crate) parameters: BTreeMap<String, u64>,
+    weights: Vec<(String, TensorData)>,
+    optimizer: Optimizer,
 }
 
 /// Optimizer state, encoded or not yet.
-pub(crate) enum Optimizer {
+enum Optimizer {
     Shared(ModuleOptimizer),
     Encoded(Vec<Bytes>),
 }
 
-impl Optimizer {
-    pub(crate) fn encode(self) -> Result<Vec<Bytes>, String> {
-        match self {
-            Self::Shared(optimizer) => encode(&optimizer).map(|state| vec![state]),
-            Self::Encoded(states) => Ok(states),
+impl Copied {
+    /// Writes the tensors into `folder`, and returns the hash of the weights.
+    pub(crate) fn write(
+        self,
+        folder: &Path,
+        metadata: BTreeMap<String, String>,
+    ) -> io::Result<String> {
+        let mut hasher = Hasher::default();
+        for (name, data) in &self.weights {
+            hasher.add(name, data);
         }
+        write_tensors(&folder.join(files::WEIGHTS), self.weights, metadata)?;
+        match self.optimizer {
+            Optimizer::Shared(optimizer) => {
+                let written = optimizer.save(folder.join(files::optimizer_of(0)));
+                written.map_err(|error| io::Error::other(error.to_string()))?;
+            }
+            Optimizer::Encoded(states) => {
+                for (rank, state) in states.iter().enumerate() {
+                    std::fs::write(folder.join(files::optimizer_of(rank)), &state[..])?;
+                }
+            }
+        }
+        Ok(hasher.finish())
     }
 }
 
-fn encode(optimizer: &ModuleOptimizer) -> Result<Bytes, String> {
-    let bytes = optimizer.into_bytes();
-    bytes.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))
+/// Writes tensors as one safetensors file.
+pub(crate) fn write_tensors(
+    path: &Path,
+    tensors: Vec<(String, TensorData)>,
+    metadata: BTreeMap<String, String>,
+) -> io::Result<()> {
+    let infos = tensors.iter();
+    let infos = infos.map(|(name, data)| (name.clone(), data.shape().to_vec(), data.dtype()));
+    let infos: Vec<_> = infos.collect();
+    let mut file = TensorsFile::create(path, &infos, metadata)?;
+    for (name, data) in tensors {
+        file.put(&name, &data)?;
+    }
+    Ok(())
 }

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
 use burn::module::Module;
+use burn::tensor::{Bytes, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Ddp;
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, write_tensors};
 use crate::error::CheckpointError;
-use crate::files::{Contents, State};
-use crate::folder;
+use crate::files::{self, State};
+use crate::folder::Writing;
 use crate::saved::Saved;
 
 /// Number of checkpoints kept by default.
@@ -135,10 +136,13 @@ impl Checkpoints {
         Ok(saved)
     }
 
-    /// Saves the state after the last step: rank 0 copies it and writes it in the background; the others continue. State that
-    /// is dealt to the ranks is gathered on rank 0 first.
+    /// Saves the state after the last step. If every rank has all of it, rank 0 copies it and writes it in the background; the others
+    /// continue. State that is dealt to the ranks is written while they send it, one tensor after another, and only synced and
+    /// checksummed in the background.
     ///
-    /// *Blocks*: until the previous save is on disk and the state is copied. If gradients stay on a GPU, also until the
+    /// *Memory*: a copy of the state; of dealt state one tensor on rank 0, and on every rank its own part of the optimizer's state.
+    ///
+    /// *Blocks*: until the previous save is on disk and the state is copied or sent. If gradients stay on a GPU, also until the
     /// device has finished.
     ///
     /// *Errors*: those of the previous save; a failed device; a type that cannot be saved.
@@ -149,11 +153,31 @@ impl Checkpoints {
     ) -> Result<(), CheckpointError> {
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
-        let gathered = checkpoint.gather(ddp)?;
-        if self.group.rank() != 0 {
+        let is_root = self.group.rank() == 0;
+        let optimizers = checkpoint.gather_own(ddp)?;
+        let mut hook = Vec::new();
+        ddp.export_hook_state(|name, data| {
+            hook.push((name, data));
+            Ok::<_, CheckpointError>(())
+        })?;
+        let step = ddp.next_step();
+        let mut begun = None;
+        if checkpoint.is_dealt(ddp) {
+            self.group.set_phase(Phase::Checkpoint, step);
+            let writing = is_root.then(|| {
+                self.wait()?;
+                Writing::begin(&self.folder, step)
+            });
+            // The other ranks send even if rank 0 cannot write.
+            let folder = writing.as_ref().and_then(|writing| writing.as_ref().ok());
+            let folder = folder.map(Writing::path);
+            let hash = checkpoint.write_dealt(ddp, folder, &self.metadata);
+            begun = writing.transpose()?.zip(Some(hash?));
+        }
+        if !is_root {
             return Ok(());
         }
-        self.group.set_phase(Phase::Checkpoint, ddp.next_step());
+        self.group.set_phase(Phase::Checkpoint, step);
         self.wait()?;
         let folder = self.folder.clone();
         let failed = move |source| CheckpointError::File {
@@ -162,27 +186,33 @@ impl Checkpoints {
             source,
         };
         let unusable = |what: String| failed(io::Error::other(what));
-        let copied = checkpoint.copy(gathered).map_err(unusable)?;
-        let state = State {
+        let copied = match &begun {
+            Some(_) => None,
+            None => Some(checkpoint.copy(optimizers).map_err(unusable)?),
+        };
+        let schedule = checkpoint.schedule_state().map_err(unusable)?;
+        let mut state = State {
             ddp: ddp.state_dict(),
             sampler: checkpoint.sampler,
+            parameters: checkpoint.parameters(),
             value: checkpoint.value.map_err(unusable)?,
-            parameters: copied.parameters,
             ..State::default()
         };
         let (folder, keep, metadata) = (self.folder.clone(), self.keep, self.metadata.clone());
-        let refuse = failed.clone();
         let write = move || {
-            let optimizers = copied.optimizer.encode();
-            let contents = Contents {
-                weights: copied.weights,
-                metadata,
-                optimizers: optimizers.map_err(|what| refuse(io::Error::other(what)))?,
-                hook: copied.hook,
-                schedule: copied.schedule,
-                state,
+            let (writing, hash) = match (begun, copied) {
+                (Some(begun), _) => begun,
+                (None, copied) => {
+                    let writing = Writing::begin(&folder, step)?;
+                    let copied = copied.expect("it is copied unless it is dealt");
+                    let hash = copied.write(writing.path(), metadata);
+                    let hash = hash.map_err(writing.failed())?;
+                    (writing, hash)
+                }
             };
-            folder::save(&folder, keep, contents)
+            state.weights_sha256 = hash;
+            write_rest(writing.path(), hook, schedule).map_err(writing.failed())?;
+            writing.finish(keep, state)
         };
         let thread = thread::Builder::new().name("rank0/save".into());
         self.writing = Some(thread.spawn(write).map_err(failed)?);
@@ -220,6 +250,21 @@ impl Drop for Checkpoints {
             // The thread has already printed its panic on stderr.
             Err(_) => {}
         }
+    }
+}
+
+/// Writes the state of the communication hook and of the learning-rate scheduler, where there is one.
+fn write_rest(
+    folder: &Path,
+    hook: Vec<(String, TensorData)>,
+    schedule: Option<Bytes>,
+) -> io::Result<()> {
+    if !hook.is_empty() {
+        write_tensors(&folder.join(files::HOOK), hook, BTreeMap::new())?;
+    }
+    match schedule {
+        Some(schedule) => fs::write(folder.join(files::SCHEDULE), &schedule[..]),
+        None => Ok(()),
     }
 }
 

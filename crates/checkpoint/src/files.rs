@@ -1,28 +1,27 @@
-//! The files of one checkpoint: written and synced, read back and verified.
+//! The files of one checkpoint: sealed with their checksums, read back and verified.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs;
-use std::io::{self, Write};
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
 
-use burn::tensor::{Bytes, DType, TensorData};
+use burn::tensor::Bytes;
+use paceline_ddp::DdpState;
 use paceline_ddp::sampler::SamplerState;
-use paceline_ddp::{DdpState, weights};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::tensors::{self, Stored};
+
 /// Version of the layout written; see the crate's documentation.
 const VERSION: u32 = 2;
-/// Size limit for reading a file of tensors.
-const FILE_BYTES_MAX: u64 = 64 << 30;
-/// Size limit for reading `state.json`.
+/// Size limit for reading `state.json` and the scheduler's state.
 const STATE_BYTES_MAX: u64 = 64 << 20;
-const WEIGHTS: &str = "model.safetensors";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
+pub(crate) const SCHEDULE: &str = "schedule.burnpack";
+pub(crate) const HOOK: &str = "hook.safetensors";
 const OPTIMIZER: &str = "optimizer.burnpack";
-const SCHEDULE: &str = "schedule.burnpack";
-const HOOK: &str = "hook.safetensors";
 const STATE: &str = "state.json";
 
 /// `state.json`.
@@ -46,77 +45,53 @@ pub(crate) struct State {
     pub(crate) others: Map<String, Value>,
 }
 
-/// A checkpoint in memory.
-#[derive(Clone, Debug)]
+/// A whole checkpoint. Its tensors are still in its files.
+#[derive(Debug)]
 pub(crate) struct Contents {
     /// Tensors by path.
-    pub(crate) weights: Vec<(String, TensorData)>,
+    pub(crate) weights: Vec<Stored>,
     pub(crate) metadata: BTreeMap<String, String>,
     /// By rank, if each has a state of its own; otherwise one.
-    pub(crate) optimizers: Vec<Bytes>,
+    pub(crate) optimizers: Vec<PathBuf>,
     /// State of the communication hook, by name.
-    pub(crate) hook: Vec<(String, TensorData)>,
+    pub(crate) hook: Vec<Stored>,
     pub(crate) schedule: Option<Bytes>,
     pub(crate) state: State,
 }
 
-/// Writes the files into `folder` and syncs them.
-pub(crate) fn write(folder: &Path, contents: Contents) -> io::Result<()> {
-    let Contents {
-        weights,
-        metadata,
-        optimizers,
-        hook,
-        schedule,
-        mut state,
-    } = contents;
+/// Completes a checkpoint of the files in `folder`: syncs them, and writes their checksums with `state`.
+pub(crate) fn seal(folder: &Path, mut state: State) -> io::Result<()> {
     state.version = VERSION;
-    state.weights_sha256 = weights::sha256(&weights);
-    let encoded = encode_weights(&weights, metadata).map_err(io::Error::other)?;
-    // Frees the copies of the tensors before waiting for the disk.
-    drop(weights);
-    let mut put = |name: &str, bytes: &[u8]| {
-        let sum = hex(&Sha256::digest(bytes));
-        state.files.insert(name.into(), sum);
-        write_synced(&folder.join(name), bytes)
-    };
-    put(WEIGHTS, &encoded)?;
-    for (rank, optimizer) in optimizers.iter().enumerate() {
-        put(&optimizer_of(rank), optimizer)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        File::open(entry.path())?.sync_all()?;
+        state.files.insert(name, checksum(&entry.path())?);
     }
-    if !hook.is_empty() {
-        let encoded = encode_weights(&hook, BTreeMap::new()).map_err(io::Error::other)?;
-        put(HOOK, &encoded)?;
-    }
-    if let Some(schedule) = schedule {
-        put(SCHEDULE, &schedule)?;
-    }
-    write_synced(&folder.join(STATE), &serde_json::to_vec_pretty(&state)?)?;
+    let place = folder.join(STATE);
+    fs::write(&place, serde_json::to_vec_pretty(&state)?)?;
+    File::open(place)?.sync_all()?;
     sync_folder(folder)
 }
 
 /// The file of a rank's optimizer state.
-fn optimizer_of(rank: usize) -> String {
+pub(crate) fn optimizer_of(rank: usize) -> String {
     match rank {
         0 => OPTIMIZER.into(),
         rank => format!("optimizer-{rank}.burnpack"),
     }
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = fs::File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
 /// Makes renames in `folder` durable.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    fs::File::open(folder)?.sync_all()
+    File::open(folder)?.sync_all()
 }
 
 /// Reads and verifies one checkpoint.
+///
+/// *Memory*: no tensors.
 pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
-    let state = read_file(folder, STATE, STATE_BYTES_MAX)?;
+    let state = read_file(folder, STATE)?;
     let mut state: State =
         serde_json::from_slice(&state).map_err(|error| format!("{STATE} is damaged: {error}"))?;
     match state.version {
@@ -128,108 +103,56 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
             ));
         }
     }
-    let verified = |name: &str| -> Result<Vec<u8>, String> {
-        let bytes = read_file(folder, name, FILE_BYTES_MAX)?;
+    let verified = |name: &str| -> Result<PathBuf, String> {
+        let path = folder.join(name);
+        let found = checksum(&path).map_err(|error| format!("{name}: {error}"))?;
         match state.files.get(name) {
-            Some(expected) if *expected == hex(&Sha256::digest(&bytes)) => Ok(bytes),
+            Some(expected) if *expected == found => Ok(path),
             Some(_) => Err(format!(
                 "{name} does not have the checksum that {STATE} gives"
             )),
             None => Err(format!("{STATE} does not mention {name}")),
         }
     };
-    let (weights, metadata) = decode_weights(WEIGHTS, &verified(WEIGHTS)?)?;
+    let stored = |name: &str| {
+        let opened = tensors::open(&verified(name)?);
+        opened.map_err(|error| format!("{name}: {error}"))
+    };
     let has = |name: &str| state.files.contains_key(name);
-    let hook = has(HOOK).then(|| decode_weights(HOOK, &verified(HOOK)?));
+    let (weights, metadata) = stored(WEIGHTS)?;
+    let hook = has(HOOK).then(|| stored(HOOK)).transpose()?;
     let ranks = 1 + (1..).take_while(|rank| has(&optimizer_of(*rank))).count();
-    let optimizers =
-        (0..ranks).map(|rank| Ok(Bytes::from_bytes_vec(verified(&optimizer_of(rank))?)));
-    let schedule = has(SCHEDULE).then(|| verified(SCHEDULE));
+    let optimizers = (0..ranks).map(|rank| verified(&optimizer_of(rank)));
+    let schedule = has(SCHEDULE).then(|| {
+        verified(SCHEDULE)?;
+        read_file(folder, SCHEDULE)
+    });
     Ok(Contents {
         weights,
         metadata,
         optimizers: optimizers.collect::<Result<_, String>>()?,
-        hook: hook
-            .transpose()?
-            .map_or_else(Vec::new, |(tensors, _)| tensors),
+        hook: hook.map_or_else(Vec::new, |(tensors, _)| tensors),
         schedule: schedule.transpose()?.map(Bytes::from_bytes_vec),
         state,
     })
 }
 
-fn read_file(folder: &Path, name: &str, bytes_max: u64) -> Result<Vec<u8>, String> {
+fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
     let path = folder.join(name);
     let in_file = |error| format!("{name}: {error}");
     let size = fs::metadata(&path).map_err(in_file)?.len();
-    if size > bytes_max {
+    if size > STATE_BYTES_MAX {
         return Err(format!(
-            "{name} has {size} bytes, more than the {bytes_max} allowed"
+            "{name} has {size} bytes, more than the {STATE_BYTES_MAX} allowed"
         ));
     }
     fs::read(&path).map_err(in_file)
 }
 
-fn encode_weights(
-    tensors: &[(String, TensorData)],
-    metadata: BTreeMap<String, String>,
-) -> Result<Vec<u8>, String> {
-    let views: Result<Vec<_>, String> = tensors.iter().map(encode_tensor).collect();
-    let metadata: HashMap<String, String> = metadata.into_iter().collect();
-    let metadata = (!metadata.is_empty()).then_some(metadata);
-    safetensors::serialize(views?, metadata).map_err(|error| error.to_string())
-}
-
-fn encode_tensor((name, data): &(String, TensorData)) -> Result<(String, TensorView<'_>), String> {
-    let dtype = DTYPES.iter().find(|(_, burn)| *burn == data.dtype());
-    let (dtype, _) = dtype.ok_or_else(|| {
-        format!(
-            "{name} has type {:?}, which safetensors lacks",
-            data.dtype()
-        )
-    })?;
-    let view = TensorView::new(*dtype, data.shape().to_vec(), data.as_bytes());
-    let view = view.map_err(|error| format!("{name}: {error}"))?;
-    Ok((name.clone(), view))
-}
-
-type Weights = (Vec<(String, TensorData)>, BTreeMap<String, String>);
-
-fn decode_weights(file: &str, bytes: &[u8]) -> Result<Weights, String> {
-    let in_file = |error| format!("{file}: {error}");
-    let (_, header) = SafeTensors::read_metadata(bytes).map_err(in_file)?;
-    let tensors = SafeTensors::deserialize(bytes).map_err(in_file)?;
-    let tensors = tensors.tensors().into_iter();
-    let weights: Result<_, String> = tensors.map(|tensor| decode_tensor(file, tensor)).collect();
-    let metadata = header.metadata().clone().unwrap_or_default();
-    Ok((weights?, metadata.into_iter().collect()))
-}
-
-fn decode_tensor(
-    file: &str,
-    (name, view): (String, TensorView<'_>),
-) -> Result<(String, TensorData), String> {
-    let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == view.dtype());
-    let (_, dtype) = dtype.ok_or_else(|| format!("{file}: {name} has type {:?}", view.dtype()))?;
-    let data = TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), *dtype);
-    Ok((name, data))
-}
-
-/// The types that safetensors and Burn share.
-const DTYPES: [(Dtype, DType); 12] = [
-    (Dtype::F64, DType::F64),
-    (Dtype::F32, DType::F32),
-    (Dtype::F16, DType::F16),
-    (Dtype::BF16, DType::BF16),
-    (Dtype::I64, DType::I64),
-    (Dtype::I32, DType::I32),
-    (Dtype::I16, DType::I16),
-    (Dtype::I8, DType::I8),
-    (Dtype::U64, DType::U64),
-    (Dtype::U32, DType::U32),
-    (Dtype::U16, DType::U16),
-    (Dtype::U8, DType::U8),
-];
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+/// SHA-256 of a file, as lower-case hexadecimal.
+fn checksum(path: &Path) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    io::copy(&mut File::open(path)?, &mut hasher)?;
+    let digest = hasher.finalize();
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,35 +1,69 @@
 //! The folder of a job's checkpoints: publishing a checkpoint, keeping the newest, finding the newest whole one.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::CheckpointError;
-use crate::files::{self, Contents};
+use crate::files::{self, Contents, State};
 
-/// Writes a checkpoint below `folder` and removes all but the newest `keep`.
+/// A checkpoint that is being written, beside its place.
 ///
-/// *Errors*: I/O errors. A failure leaves earlier checkpoints untouched and nothing half-written where it could be read.
-pub(crate) fn save(folder: &Path, keep: usize, contents: Contents) -> Result<(), CheckpointError> {
-    let place = folder.join(format!("step-{:010}", contents.state.ddp.step));
-    let write = || {
-        fs::create_dir_all(folder)?;
-        let beside = tempfile::Builder::new()
-            .prefix(".writing-")
-            .tempdir_in(folder)?;
-        files::write(beside.path(), contents)?;
-        publish(beside, &place)
-    };
-    write().map_err(|source| CheckpointError::File {
+/// If it is dropped, earlier checkpoints are untouched and nothing half-written is left where it could be read.
+pub(crate) struct Writing {
+    beside: tempfile::TempDir,
+    folder: PathBuf,
+    place: PathBuf,
+}
+
+impl Writing {
+    /// Begins the checkpoint of `step` below `folder`.
+    pub(crate) fn begin(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let place = folder.join(format!("step-{step:010}"));
+        let begin = || {
+            fs::create_dir_all(folder)?;
+            let mut beside = tempfile::Builder::new();
+            beside.prefix(".writing-").tempdir_in(folder)
+        };
+        Ok(Self {
+            beside: begin().map_err(failed(&place))?,
+            folder: folder.to_path_buf(),
+            place,
+        })
+    }
+
+    /// Where its files belong.
+    pub(crate) fn path(&self) -> &Path {
+        self.beside.path()
+    }
+
+    /// The error of a failed write.
+    pub(crate) fn failed(&self) -> impl FnOnce(io::Error) -> CheckpointError + use<> {
+        failed(&self.place)
+    }
+
+    /// Makes the files a checkpoint, and removes all but the newest `keep`.
+    pub(crate) fn finish(self, keep: usize, state: State) -> Result<(), CheckpointError> {
+        let failed = self.failed();
+        let sealed = files::seal(self.path(), state);
+        let published = sealed.and_then(|()| publish(self.beside, &self.place));
+        published.map_err(failed)?;
+        prune(&self.folder, keep);
+        Ok(())
+    }
+}
+
+fn failed(place: &Path) -> impl FnOnce(io::Error) -> CheckpointError + use<> {
+    let path = place.to_path_buf();
+    move |source| CheckpointError::File {
         action: "write checkpoint",
-        path: place.clone(),
+        path,
         source,
-    })?;
-    prune(folder, keep);
-    Ok(())
+    }
 }
 
 /// Moves the finished folder to its place, after moving away a folder already there (torn, or of the same step).
-fn publish(beside: tempfile::TempDir, place: &Path) -> std::io::Result<()> {
+fn publish(beside: tempfile::TempDir, place: &Path) -> io::Result<()> {
     let parent = place.parent().unwrap_or(Path::new("."));
     if place.exists() {
         let old = tempfile::Builder::new()

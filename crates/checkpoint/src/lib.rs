@@ -38,12 +38,15 @@ mod error;
 mod files;
 mod folder;
 mod optimizer;
+mod record;
 mod saved;
+mod share;
+mod tensors;
 
 pub use checkpoint::Checkpoint;
 pub use checkpoints::Checkpoints;
 pub use decide::by_rank_0;
 pub use error::CheckpointError;
 pub use folder::{has_valid, list};
-pub use optimizer::{Held, LoadOptimizer, OptimizerRef};
+pub use optimizer::{LoadOptimizer, OptimizerRef};
 pub use saved::{Saved, SavedModel};

@@ -1,19 +1,22 @@
-//! Optimizer state as bytes: translated to this process's parameter ids, and joined from and cut into ranks' slices.
-//!
-//! Burn draws ids at random in every process and keys an optimizer's state by them: `"{id}.{field}"`.
+//! Optimizer state of a job: saved as one record of whole parameters, restored by what each rank has of them. State that is
+//! dealt to the ranks goes through rank 0 one tensor at a time.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ops::Range;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{Bytes, DType, Shape, TensorData};
-use burn_pack::{Reader, Scalar, Tensor, Writer};
+use burn::tensor::Bytes;
+use burn_pack::{Reader, Tensor};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::{Ddp, Placement, Slice, ZeroRedundancyOptimizer, weights};
+use paceline_ddp::{Slice, ZeroRedundancyOptimizer};
 use serde::{Deserialize, Serialize};
 
+use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
+use crate::record::{self, Entry, Rest, unreadable, with_ids};
+use crate::share::{Part, Share, Shares};
 
 /// Bytes of one rank's state that rank 0 receives at once.
 const PIECE_BYTES: usize = 4 << 20;
@@ -42,152 +45,320 @@ impl<'a> From<&'a ZeroRedundancyOptimizer> for OptimizerRef<'a> {
 
 /// An optimizer that takes the state of a checkpoint.
 pub trait LoadOptimizer: Sized {
-    /// The optimizer with `state`, a record of whole parameters in Burn's format, of which it keeps what belongs to the
-    /// parameters that are `held`.
+    /// This rank's slices of the parameters; `None` if it has the state of all parameters of its model.
+    fn slices(&self) -> Option<Vec<Slice>>;
+
+    /// The optimizer with `state`, a record of what this rank has in Burn's format.
     ///
     /// *Errors*: why the state cannot be read.
-    fn load(self, state: Bytes, held: &Held) -> Result<Self, String>;
+    fn load(self, state: Bytes) -> Result<Self, String>;
 }
 
 impl LoadOptimizer for ModuleOptimizer {
-    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
-        self.from_bytes(held.cut(state)?).map_err(unreadable)
+    fn slices(&self) -> Option<Vec<Slice>> {
+        None
+    }
+
+    fn load(self, state: Bytes) -> Result<Self, String> {
+        self.from_bytes(state).map_err(unreadable)
     }
 }
 
 impl LoadOptimizer for ZeroRedundancyOptimizer {
-    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
-        let own = cut(held.cut(state)?, &self.slices(self.group().rank()))?;
-        let local = LoadOptimizer::load(self.local().clone(), own, &Held::default())?;
+    fn slices(&self) -> Option<Vec<Slice>> {
+        Some(Self::slices(self, self.group().rank()))
+    }
+
+    fn load(self, state: Bytes) -> Result<Self, String> {
+        let local = LoadOptimizer::load(self.local().clone(), state)?;
         Ok(self.with_local(local))
     }
 }
 
-/// What a rank's model holds of the parameters of a model that is split: nothing of some, slices of others.
-#[derive(Debug, Default)]
-pub struct Held(HashMap<u64, Option<Part>>);
-
-/// A slice along an axis of a parameter.
-#[derive(Debug)]
-struct Part {
-    axis: usize,
-    range: Range<usize>,
-    /// Of the whole parameter.
-    shape: Vec<usize>,
+/// State that is dealt to the ranks.
+pub(crate) struct Dealt<'a> {
+    /// The ranks.
+    pub(crate) group: &'a ProcessGroup,
+    /// This rank's part; `None` if another rank has the same.
+    pub(crate) optimizer: Option<&'a ModuleOptimizer>,
+    pub(crate) shares: Shares,
+    /// The ids of the model's parameters, in one order on all ranks.
+    pub(crate) ids: Vec<u64>,
 }
 
-impl Held {
-    pub(crate) fn of<M: Module>(ddp: &Ddp, model: &M) -> Self {
-        let Some(placement) = ddp.parted() else {
-            return Self::default();
+/// What a rank has. Parameters are named by their places in the model, because ids differ between processes.
+#[derive(Default, Serialize, Deserialize)]
+struct Told {
+    /// Of a part, the entry of the whole parameter.
+    entries: Vec<(Entry, Option<Part>)>,
+    rest: Vec<u8>,
+}
+
+/// A tensor of the whole state.
+struct Joined {
+    entry: Entry,
+    /// The parts of the ranks that have one, or one rank that has it whole.
+    parts: Vec<(usize, Option<Part>)>,
+}
+
+impl Dealt<'_> {
+    /// Writes one record of whole parameters to `path`, with rank 0's ids. All ranks call it, and rank 0 gives the path; without
+    /// one nothing is written.
+    ///
+    /// *Memory*: on rank 0 one tensor and its parts; on every rank its own part. *Blocks*: until rank 0 has every rank's state.
+    pub(crate) fn write(self, path: Option<&Path>) -> Result<(), CheckpointError> {
+        let group = self.group;
+        let own = self.own();
+        let (told, own) = match own {
+            Ok((told, own)) => (Ok(told), own),
+            // The rank takes part all the same, and rank 0 learns why it has nothing.
+            Err(why) => (Err(why), HashMap::new()),
         };
-        let trained: HashMap<_, _> = ddp.trained().collect();
-        let part = |(id, _): (u64, String)| {
-            let Some(shape) = trained.get(&id.into()) else {
-                return Some((id, None));
-            };
-            let (axis, range) = placement.slice(id.into())?;
-            let shape = placement.whole_shape(id.into(), shape.to_vec());
-            Some((id, Some(Part { axis, range, shape })))
+        let told = serde_json::to_vec::<Result<Told, String>>(&told).expect("plain data encodes");
+        let all = gather_bytes(group, &told)?;
+        let (mut joined, mut rest) = (Vec::new(), Rest::default());
+        let order = by_rank_0(group, || {
+            (joined, rest) = join(all.as_deref().unwrap_or_default())?;
+            let order = joined.iter().map(|joined: &Joined| {
+                let whole = joined.parts.iter().find(|(_, part)| part.is_none());
+                (joined.entry.name.clone(), whole.map(|(rank, _)| *rank))
+            });
+            Ok::<_, String>(order.collect::<VecDeque<_>>())
+        })?;
+        let gathering = Gathering {
+            group: group.clone(),
+            own,
+            order: order.map_err(CheckpointError::Rank0)?,
+            failed: None,
         };
-        Self(weights::paths(model).into_iter().filter_map(part).collect())
+        let gathering = Arc::new(Mutex::new(gathering));
+        let written = match path {
+            Some(path) => self.write_joined(path, joined, rest, &gathering),
+            None => Ok(()),
+        };
+        let mut gathering = lock(&gathering);
+        while !gathering.order.is_empty() && gathering.failed.is_none() {
+            // After a failed write the other ranks still send.
+            let _ = gathering.next();
+        }
+        gathering.failed.take().map_or(Ok(()), Err)?;
+        written.map_err(|source| CheckpointError::File {
+            action: "write checkpoint",
+            path: path.unwrap_or(Path::new("")).to_path_buf(),
+            source,
+        })
     }
 
-    /// Of a record of whole parameters, what belongs to the held ones.
-    fn cut(&self, state: Bytes) -> Result<Bytes, String> {
-        if self.0.is_empty() {
-            return Ok(state);
-        }
-        let part = |name: &str| id_of(name).and_then(|id| self.0.get(&id));
-        let is_held = |name: &str| !matches!(part(name), Some(None));
-        let mut record = Record::read(state)?;
-        record.scalars.retain(|name, _| is_held(name));
-        record.metadata.retain(|name, _| is_held(name));
-        record.entries.retain(|entry| is_held(&entry.name));
-        for entry in &mut record.entries {
-            let Some(Some(part)) = part(&entry.name) else {
-                continue;
+    /// This rank's tensors, and what the others have to know of them.
+    fn own(&self) -> Result<(Told, HashMap<String, Tensor>), String> {
+        let Some(optimizer) = self.optimizer else {
+            return Ok((Told::default(), HashMap::new()));
+        };
+        let places = self.ids.iter().copied().zip(0_u64..).collect();
+        let (tensors, mut rest) = record::decode(optimizer.into_bytes().map_err(unreadable)?)?;
+        rest.rename(&places)?;
+        let mut entries = Vec::with_capacity(tensors.len());
+        let mut own = HashMap::with_capacity(tensors.len());
+        for tensor in tensors {
+            let mut entry = Entry::of(&tensor);
+            let part = match self.shares.of(entry.parameter()) {
+                Share::Part(part) if part.own == entry.shape => Some(part.clone()),
+                _ => None,
             };
-            if part.shape == entry.shape {
-                let slice = weights::slice(&entry.data(), part.axis, part.range.clone());
-                entry.shape = slice.shape().to_vec();
-                entry.bytes = slice.into_bytes();
+            if let Some(part) = &part {
+                entry.shape.clone_from(&part.whole);
+            }
+            entry.name = record::renamed(&entry.name, &places)?;
+            own.insert(entry.name.clone(), tensor);
+            entries.push((entry, part));
+        }
+        let rest = rest.encode(Vec::new())?.to_vec();
+        Ok((Told { entries, rest }, own))
+    }
+
+    fn write_joined(
+        &self,
+        path: &Path,
+        joined: Vec<Joined>,
+        mut rest: Rest,
+        gathering: &Arc<Mutex<Gathering>>,
+    ) -> io::Result<()> {
+        let ids: HashMap<u64, u64> = (0_u64..).zip(self.ids.iter().copied()).collect();
+        rest.rename(&ids).map_err(io::Error::other)?;
+        let tensors = joined.into_iter().map(|Joined { mut entry, parts }| {
+            entry.name = record::renamed(&entry.name, &ids)?;
+            let id = entry.parameter();
+            let (entry, shape) = (entry.clone(), entry.shape);
+            let gathering = gathering.clone();
+            let (name, dtype, len) = (entry.name.clone(), entry.dtype, entry.len());
+            let gather = move || {
+                let sent = lock(&gathering).next();
+                let sent = sent.map_err(|()| "the ranks failed".to_owned());
+                let whole = sent.and_then(|sent| put_together(&entry, &parts, sent));
+                whole.map_err(burn_pack::Error::IoError)
+            };
+            Ok(Tensor::deferred(name, dtype, shape, id, len, gather))
+        });
+        let tensors: Result<Vec<_>, String> = tensors.collect();
+        let writer = rest.writer(tensors.map_err(io::Error::other)?);
+        let written = writer.write_to_file_in_place(path);
+        written.map_err(|error| io::Error::other(error.to_string()))
+    }
+}
+
+/// The tensors that are still to be sent to rank 0.
+struct Gathering {
+    group: ProcessGroup,
+    own: HashMap<String, Tensor>,
+    /// Names, each with the one rank that sends it, unless several do.
+    order: VecDeque<(String, Option<usize>)>,
+    failed: Option<CheckpointError>,
+}
+
+impl Gathering {
+    /// The next tensor's bytes of every rank; empty elsewhere than on rank 0.
+    fn next(&mut self) -> Result<Vec<Vec<u8>>, ()> {
+        let (name, sender) = self.order.pop_front().ok_or(())?;
+        let is_sent = sender.is_none_or(|rank| rank == self.group.rank());
+        let own = self.own.remove(&name).filter(|_| is_sent);
+        let own = own.map(Tensor::into_bytes).transpose();
+        let own = own
+            .unwrap_or_default()
+            .map_or_else(Vec::new, |own| own.to_vec());
+        let sent = gather_bytes(&self.group, &own);
+        let sent = sent.map_err(|error| self.failed = Some(error))?;
+        Ok(sent.unwrap_or_default())
+    }
+}
+
+/// The tensors of the whole state, of what the ranks have told.
+fn join(told: &[Vec<u8>]) -> Result<(Vec<Joined>, Rest), String> {
+    let (mut joined, mut rest) = (BTreeMap::<String, Joined>::new(), Rest::default());
+    for (rank, told) in told.iter().enumerate() {
+        let told: Result<Told, String> = serde_json::from_slice(told).map_err(unreadable)?;
+        let told = told?;
+        if !told.rest.is_empty() {
+            rest.extend(record::decode(Bytes::from_bytes_vec(told.rest))?.1);
+        }
+        for (entry, part) in told.entries {
+            let known = joined.entry(entry.name.clone()).or_insert_with(|| Joined {
+                entry,
+                parts: Vec::new(),
+            });
+            // Of what several ranks have whole, one is enough.
+            if known.parts.is_empty() || part.is_some() {
+                known.parts.push((rank, part));
             }
         }
-        record.write()
     }
+    Ok((joined.into_values().collect(), rest))
 }
 
-/// Why bytes are no optimizer state.
-pub(crate) fn unreadable(error: impl std::fmt::Display) -> String {
-    format!("the optimizer state cannot be read: {error}")
+/// A tensor of the whole state, of what the ranks have sent.
+fn put_together(
+    entry: &Entry,
+    parts: &[(usize, Option<Part>)],
+    mut sent: Vec<Vec<u8>>,
+) -> Result<Bytes, String> {
+    let size = entry.dtype.size();
+    let mut whole = Vec::new();
+    for (rank, part) in parts {
+        let bytes = std::mem::take(&mut sent[*rank]);
+        match part {
+            None => whole = bytes,
+            Some(part) => {
+                whole.resize(entry.len(), 0);
+                let expected = part.own.iter().product::<usize>() * size;
+                if bytes.len() != expected {
+                    return Err(format!(
+                        "{} of rank {rank}: expected {expected} bytes, got {}",
+                        entry.name,
+                        bytes.len()
+                    ));
+                }
+                part.join(&bytes, &mut whole, size);
+            }
+        }
+    }
+    Ok(Bytes::from_bytes_vec(whole))
 }
 
-/// The state of one rank, if it could be encoded.
-type State = Result<Bytes, String>;
-
-/// The slices of all ranks that share an optimizer's state as one record of whole parameters, on the first of them; `None`
-/// elsewhere.
+/// Sends the record in rank 0's file `path` to all ranks, one tensor at a time, and returns what this rank has of it, with its
+/// ids: `ids` are those by saved id. Without `shares` it keeps nothing.
 ///
-/// *Blocks*: until that rank has every rank's state. *Memory*: the whole state, on that rank.
-pub(crate) fn gather(
-    optimizer: &ZeroRedundancyOptimizer,
-) -> Result<Option<State>, CheckpointError> {
-    let group = optimizer.group();
-    let slices = optimizer.slices(group.rank());
-    let numbered = slices.iter().zip(0_u64..).map(|(slice, at)| (slice.id, at));
-    let own = optimizer.local().into_bytes().map_err(unreadable);
-    // Ids differ between processes, places do not.
-    let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
-    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
-    let own = own.unwrap_or_else(|_| Bytes::from_bytes_vec(Vec::new()));
-    let Some(parts) = gather_bytes(group, &own)? else {
-        return Ok(None);
+/// *Memory*: one tensor besides those that the rank keeps. *Errors*: the inner one is the same on all ranks.
+pub(crate) fn read(
+    group: &ProcessGroup,
+    path: Option<&Path>,
+    ids: &HashMap<u64, u64>,
+    shares: Option<&Shares>,
+) -> Result<Result<Bytes, String>, CheckpointError> {
+    let mut tensors = Vec::new();
+    let header = by_rank_0(group, || {
+        let reader = Reader::from_file_exact(path.unwrap_or(Path::new("")));
+        let rest;
+        (tensors, rest) = record::parts(reader.map_err(unreadable)?)?;
+        let entries: Vec<Entry> = tensors.iter().map(Entry::of).collect();
+        Ok::<_, String>((entries, rest.encode(Vec::new())?.to_vec()))
+    })?;
+    let (entries, rest) = match header {
+        Ok(header) => header,
+        Err(why) => return Ok(Err(why)),
     };
-    let ids = numbered.map(|(id, at)| (at, id)).collect();
-    let joined = join(parts, |rank| optimizer.slices(rank));
-    Ok(Some(joined.and_then(|joined| with_ids(joined, &ids))))
+    let rename = || {
+        let mut rest = record::decode(Bytes::from_bytes_vec(rest))?.1;
+        rest.rename(ids)?;
+        let entries = entries.into_iter().map(|mut entry| {
+            entry.name = record::renamed(&entry.name, ids)?;
+            entry.id = entry.id.and_then(|id| ids.get(&id).copied());
+            Ok(entry)
+        });
+        Ok::<_, String>((entries.collect::<Result<Vec<_>, String>>()?, rest))
+    };
+    let (entries, mut rest) = match rename() {
+        Ok(renamed) => renamed,
+        Err(why) => return Ok(Err(why)),
+    };
+    let mut kept = Vec::new();
+    let mut tensors = tensors.into_iter();
+    for mut entry in entries {
+        let own = tensors.next().map(Tensor::into_bytes).transpose();
+        let own = own.map_err(|error| CheckpointError::Rank0(unreadable(error)))?;
+        let bytes = broadcast(group, own, entry.len())?;
+        match shares.map(|shares| shares.of(entry.parameter())) {
+            None | Some(Share::Nothing) => {}
+            Some(Share::Part(part)) if part.whole == entry.shape => {
+                let bytes = part.cut(&bytes, entry.dtype.size());
+                entry.shape.clone_from(&part.own);
+                kept.push(entry.with(bytes));
+            }
+            Some(_) => kept.push(entry.with(bytes)),
+        }
+    }
+    let Some(shares) = shares else {
+        return Ok(Ok(Bytes::from_bytes_vec(Vec::new())));
+    };
+    rest.retain(|id| shares.has(id));
+    Ok(rest.encode(kept))
 }
 
-/// The state of a model whose parts are on different ranks as one record of whole parameters, on rank 0; `None` elsewhere. `own`
-/// is the state of this rank's part, on the first of its replicas.
-///
-/// *Blocks*, *Memory*: as [`gather`].
-pub(crate) fn gather_parts<M: Module>(
-    own: Option<State>,
-    ddp: &Ddp,
-    placement: &dyn Placement,
-    model: &M,
-) -> Result<Option<State>, CheckpointError> {
-    let ids: Vec<u64> = weights::paths(model)
-        .into_iter()
-        .map(|(id, _)| id)
-        .collect();
-    let numbers = ids.iter().copied().zip(0_u64..).collect();
-    let trained: HashMap<_, _> = ddp.trained().collect();
-    let slices = ids.iter().zip(0_u64..).filter_map(|(id, at)| {
-        let (axis, range) = placement.slice((*id).into())?;
-        let shape = trained.get(&(*id).into())?.to_vec();
-        let start = range.start;
-        Some((at, Place { axis, start, shape }))
-    });
-    let header = serde_json::to_vec(&slices.collect::<Places>()).expect("numbers always encode");
-    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
-    let own = match own.map(|own| with_ids(own?, &numbers)) {
-        None => Vec::new(),
-        Some(Ok(own)) => [&(header.len() as u64).to_le_bytes()[..], &header, &own].concat(),
-        Some(Err(why)) => [&FAILED.to_le_bytes()[..], why.as_bytes()].concat(),
-    };
-    let Some(parts) = gather_bytes(placement.group(), &own)? else {
-        return Ok(None);
-    };
-    let ids = ids.into_iter().zip(0_u64..).map(|(id, at)| (at, id));
-    let joined = join_parts(parts).and_then(|joined| with_ids(joined, &ids.collect()));
-    Ok(Some(joined))
+/// Broadcasts `len` bytes from rank 0.
+fn broadcast(
+    group: &ProcessGroup,
+    own: Option<Bytes>,
+    len: usize,
+) -> Result<Bytes, CheckpointError> {
+    if let (Some(own), 1) = (&own, group.world()) {
+        return Ok(own.clone());
+    }
+    let mut received = Vec::with_capacity(len);
+    for start in (0..len).step_by(PIECE_BYTES) {
+        let end = (start + PIECE_BYTES).min(len);
+        let piece = own.as_ref().map(|own| &own[start..end]);
+        received.extend(group.broadcast_bytes(piece, 0)?);
+    }
+    Ok(Bytes::from_bytes_vec(received))
 }
-
-/// In the place of a header's length: the rest says why a rank has no state.
-const FAILED: u64 = u64::MAX;
 
 /// The states of all ranks' optimizers, each with rank 0's ids, on rank 0; `None` elsewhere. `ids` are those of the model's
 /// tensors, in one order on all ranks.
@@ -213,252 +384,31 @@ pub(crate) fn gather_own(
     states.map(Some).map_err(CheckpointError::Rank0)
 }
 
-/// A rank's slices, by number of the parameter.
-type Places = BTreeMap<u64, Place>;
-
-/// Where a rank's slice of a parameter lies.
-#[derive(Serialize, Deserialize)]
-struct Place {
-    axis: usize,
-    /// The slice's first place along the axis.
-    start: usize,
-    /// Of the slice.
-    shape: Vec<usize>,
-}
-
-/// Joins ranks' records: slices by their places along the axis; of what several have, one.
-fn join_parts(parts: Vec<Vec<u8>>) -> Result<Bytes, String> {
-    let mut joined = Record::default();
-    let mut names = HashSet::new();
-    let mut slices: BTreeMap<String, (usize, BTreeMap<usize, Entry>)> = BTreeMap::new();
-    for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        let (len, rest) = part
-            .split_first_chunk()
-            .ok_or("a rank sent too few bytes")?;
-        let len = u64::from_le_bytes(*len);
-        if len == FAILED {
-            return Err(String::from_utf8_lossy(rest).into_owned());
-        }
-        let len = usize::try_from(len).unwrap_or(usize::MAX);
-        let (header, record) = rest
-            .split_at_checked(len)
-            .ok_or("a rank sent too few bytes")?;
-        let places: Places = serde_json::from_slice(header).map_err(unreadable)?;
-        let record = Record::read(Bytes::from_bytes_vec(record.to_vec()))?;
-        joined.scalars.extend(record.scalars);
-        joined.metadata.extend(record.metadata);
-        for entry in record.entries {
-            let place = id_of(&entry.name).and_then(|at| places.get(&at));
-            match place.filter(|place| place.shape == entry.shape) {
-                Some(place) => {
-                    let slice = slices.entry(entry.name.clone());
-                    let (_, found) = slice.or_insert((place.axis, BTreeMap::new()));
-                    found.insert(place.start, entry);
-                }
-                None if names.insert(entry.name.clone()) => joined.entries.push(entry),
-                None => {}
-            }
-        }
-    }
-    let whole = slices.into_values().filter_map(|(axis, found)| {
-        let data: Vec<TensorData> = found.values().map(Entry::data).collect();
-        let whole = weights::concat(&data, axis);
-        let entry = found.into_values().next()?;
-        Some(Entry {
-            shape: whole.shape().to_vec(),
-            bytes: whole.into_bytes(),
-            ..entry
-        })
-    });
-    joined.entries.extend(whole);
-    joined.write()
-}
-
 /// Every rank's bytes on rank 0, piece by piece.
 fn gather_bytes(group: &ProcessGroup, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>, CheckpointError> {
     let mut lens = vec![0_i64; group.world()];
     group.all_gather(&[own.len() as i64], &mut lens)?;
     let longest = lens.iter().copied().max().unwrap_or(0) as usize;
+    let piece_bytes = PIECE_BYTES.min(longest.max(1));
     let is_root = group.rank() == 0;
     let mut parts = vec![Vec::new(); if is_root { lens.len() } else { 0 }];
-    let mut received = vec![0_u8; PIECE_BYTES * parts.len()];
-    let mut sent = vec![0_u8; PIECE_BYTES];
-    for start in (0..longest).step_by(PIECE_BYTES) {
-        let piece = &own[start.min(own.len())..(start + PIECE_BYTES).min(own.len())];
+    let mut received = vec![0_u8; piece_bytes * parts.len()];
+    let mut sent = vec![0_u8; piece_bytes];
+    for start in (0..longest).step_by(piece_bytes) {
+        let piece = &own[start.min(own.len())..(start + piece_bytes).min(own.len())];
         sent[..piece.len()].copy_from_slice(piece);
         group.gather(&sent, is_root.then_some(&mut received[..]), 0)?;
-        let pieces = received.chunks(PIECE_BYTES);
+        let pieces = received.chunks(piece_bytes);
         for ((part, len), piece) in parts.iter_mut().zip(&lens).zip(pieces) {
             let missing = (*len as usize).saturating_sub(part.len());
-            part.extend_from_slice(&piece[..missing.min(PIECE_BYTES)]);
+            part.extend_from_slice(&piece[..missing.min(piece_bytes)]);
         }
     }
     Ok(is_root.then_some(parts))
 }
 
-/// A tensor of an optimizer's state.
-struct Entry {
-    name: String,
-    dtype: DType,
-    shape: Vec<usize>,
-    id: Option<u64>,
-    bytes: Bytes,
-}
-
-impl Entry {
-    fn data(&self) -> TensorData {
-        TensorData::from_bytes(self.bytes.clone(), self.shape.clone(), self.dtype)
-    }
-}
-
-/// A state, taken apart.
-#[derive(Default)]
-struct Record {
-    entries: Vec<Entry>,
-    scalars: BTreeMap<String, Scalar>,
-    metadata: BTreeMap<String, String>,
-}
-
-impl Record {
-    fn read(state: Bytes) -> Result<Self, String> {
-        let reader = Reader::from_bytes(state).map_err(unreadable)?;
-        let (scalars, metadata) = (reader.scalars().clone(), reader.metadata().clone());
-        let entry = |tensor: Tensor| {
-            let (name, dtype, shape, id, bytes) = tensor.into_parts().map_err(unreadable)?;
-            Ok::<_, String>(Entry {
-                name,
-                dtype,
-                shape: shape.to_vec(),
-                id,
-                bytes,
-            })
-        };
-        let entries = reader.into_tensors().map_err(unreadable)?;
-        Ok(Self {
-            entries: entries.into_iter().map(entry).collect::<Result<_, _>>()?,
-            scalars,
-            metadata,
-        })
-    }
-
-    fn write(self) -> Result<Bytes, String> {
-        let tensor = |entry: Entry| {
-            let shape = Shape::from(entry.shape);
-            Tensor::new(entry.name, entry.dtype, shape, entry.id, entry.bytes)
-        };
-        let mut writer = Writer::new(self.entries.into_iter().map(tensor).collect());
-        for (name, value) in &self.scalars {
-            writer = writer.with_scalar(name, *value);
-        }
-        for (name, value) in &self.metadata {
-            writer = writer.with_metadata(name, value);
-        }
-        writer.into_bytes().map_err(unreadable)
-    }
-}
-
-/// The parameter of an entry.
-fn id_of(name: &str) -> Option<u64> {
-    name.split('.').next()?.parse().ok()
-}
-
-fn elements(shape: &[usize]) -> usize {
-    shape.iter().product()
-}
-
-/// Joins the ranks' states: a parameter's slices lie one after another, in rank order. Parameters are named by their places
-/// in a rank's `slices`.
-fn join(parts: Vec<Vec<u8>>, slices: impl Fn(usize) -> Vec<Slice>) -> Result<Bytes, String> {
-    let mut joined = Record::default();
-    let mut cut: BTreeMap<String, (Entry, Vec<Bytes>)> = BTreeMap::new();
-    let mut names = HashSet::new();
-    for (rank, part) in parts.into_iter().enumerate() {
-        let slices = slices(rank);
-        let part = Record::read(Bytes::from_bytes_vec(part))?;
-        joined.scalars.extend(part.scalars);
-        joined.metadata.extend(part.metadata);
-        for mut entry in part.entries {
-            let place = id_of(&entry.name).and_then(|at| usize::try_from(at).ok());
-            let slice = place.and_then(|at| slices.get(at));
-            let slice = slice.filter(|slice| slice.is_part(elements(&entry.shape)));
-            if let Some(slice) = slice {
-                let bytes = entry.bytes.clone();
-                entry.shape = slice.shape.clone();
-                let parts = cut.entry(entry.name.clone()).or_insert((entry, Vec::new()));
-                parts.1.push(bytes);
-            } else if names.insert(entry.name.clone()) {
-                // Whole, or a number that all owners have alike.
-                joined.entries.push(entry);
-            }
-        }
-    }
-    joined
-        .entries
-        .extend(cut.into_values().map(|(entry, parts)| {
-            let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
-            let bytes = Bytes::from_bytes_vec(parts.concat());
-            Entry { bytes, ..entry }
-        }));
-    joined.write()
-}
-
-/// This rank's slices of a record of whole parameters.
-fn cut(state: Bytes, slices: &[Slice]) -> Result<Bytes, String> {
-    let slices: HashMap<u64, &Slice> = slices.iter().map(|slice| (slice.id, slice)).collect();
-    let slice_of = |name: &str| id_of(name).and_then(|id| slices.get(&id).copied());
-    let is_owned = |name: &str| slice_of(name).is_none_or(|slice| !slice.range.is_empty());
-    let mut record = Record::read(state)?;
-    record.scalars.retain(|name, _| is_owned(name));
-    record.metadata.retain(|name, _| is_owned(name));
-    record.entries.retain(|entry| is_owned(&entry.name));
-    for entry in &mut record.entries {
-        let slice = slice_of(&entry.name).filter(|slice| slice.shape == entry.shape);
-        let Some(Slice { range, shape, .. }) =
-            slice.filter(|slice| slice.is_part(slice.range.len()))
-        else {
-            continue;
-        };
-        let each = entry.bytes.len() / elements(shape);
-        let own = entry.bytes[range.start * each..range.end * each].to_vec();
-        entry.bytes = Bytes::from_bytes_vec(own);
-        entry.shape.fill(1);
-        *entry
-            .shape
-            .last_mut()
-            .expect("a cut parameter has dimensions") = range.len();
-    }
-    record.write()
-}
-
-/// `state` with every id replaced by its entry in `ids`.
-///
-/// *Errors*: bytes that are not optimizer state, or an id that `ids` lacks.
-pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, String> {
-    if ids.iter().all(|(from, to)| from == to) {
-        return Ok(state);
-    }
-    let renamed = |name: &str| -> Result<String, String> {
-        let (id, field) = name
-            .split_once('.')
-            .map_or((name, None), |(id, field)| (id, Some(field)));
-        let new = id.parse().ok().and_then(|id: u64| ids.get(&id));
-        let new = new.ok_or_else(|| {
-            format!("the optimizer state has {name}, which belongs to no parameter")
-        })?;
-        Ok(field.map_or_else(|| new.to_string(), |field| format!("{new}.{field}")))
-    };
-    let mut record = Record::read(state)?;
-    for entry in &mut record.entries {
-        entry.name = renamed(&entry.name)?;
-        entry.id = entry.id.map(|id| ids.get(&id).copied().unwrap_or(id));
-    }
-    let scalars = std::mem::take(&mut record.scalars).into_iter();
-    record.scalars = scalars
-        .map(|(name, value)| Ok((renamed(&name)?, value)))
-        .collect::<Result<_, String>>()?;
-    let metadata = std::mem::take(&mut record.metadata).into_iter();
-    record.metadata = metadata
-        .map(|(name, value)| Ok((renamed(&name)?, value)))
-        .collect::<Result<_, String>>()?;
-    record.write()
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -17,18 +17,16 @@ use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files::{Contents, State};
 use crate::folder::{self, Newest};
-use crate::optimizer::{self, Held, LoadOptimizer};
+use crate::optimizer::{self, LoadOptimizer};
+use crate::share::Shares;
 
 /// The newest whole checkpoint, the same on every rank.
 #[derive(Debug)]
 pub struct Saved {
     told: Told,
-    /// On rank 0 only; the others get the weights from its restored model.
-    weights: Option<Vec<(String, TensorData)>>,
-    /// The communication hook's state by name, on rank 0 only.
-    hook: HashMap<String, TensorData>,
-    /// This rank's. `None` once restored.
-    optimizer: Option<Bytes>,
+    /// The tensors, in the files that rank 0 sees; `None` once restored, and on the other ranks.
+    contents: Option<Contents>,
+    is_restored: bool,
 }
 
 /// The part that rank 0 sends to the others.
@@ -49,34 +47,25 @@ impl Saved {
         folder: &Path,
         group: &ProcessGroup,
     ) -> Result<Option<Self>, CheckpointError> {
-        let mut tensors = None;
+        let mut contents = None;
         let told = by_rank_0(group, || {
-            let (read, told) = split(folder::newest(folder)?);
-            tensors = read;
-            Ok::<_, CheckpointError>(told)
+            let Some(found) = folder::newest(folder)? else {
+                return Ok::<_, CheckpointError>(None);
+            };
+            let read = contents.insert(found.contents);
+            Ok(Some(Told {
+                path: found.path,
+                state: std::mem::take(&mut read.state),
+                metadata: std::mem::take(&mut read.metadata),
+                schedule: read.schedule.as_ref().map(|schedule| schedule.to_vec()),
+                optimizers: read.optimizers.len(),
+                damaged: found.damaged,
+            }))
         })??;
-        let Some(told): Option<Told> = told else {
-            return Ok(None);
-        };
-        let (weights, mut hook, mut optimizers) = match tensors {
-            Some((weights, hook, optimizers)) => (Some(weights), hook, optimizers.into_iter()),
-            None => (None, Vec::new(), Vec::new().into_iter()),
-        };
-        // A rank that did not exist then continues with the state of rank 0.
-        let own = match group.rank() {
-            rank if rank < told.optimizers => rank,
-            _ => 0,
-        };
-        let mut optimizer = None;
-        for rank in 0..told.optimizers {
-            let state = broadcast(group, optimizers.next())?;
-            optimizer = if rank == own { Some(state) } else { optimizer };
-        }
-        Ok(Some(Self {
+        Ok(told.map(|told| Self {
             told,
-            weights,
-            hook: hook.drain(..).collect(),
-            optimizer,
+            contents,
+            is_restored: false,
         }))
     }
 
@@ -91,21 +80,44 @@ impl Saved {
         model: M,
         optimizer: O,
     ) -> Result<(M, O), CheckpointError> {
-        let Some(bytes) = self.optimizer.take() else {
+        if std::mem::replace(&mut self.is_restored, true) {
             return Err(self.misfit("it was already restored".into()));
-        };
-        let (saved, mut fitted) = (self.weights.take().unwrap_or_default(), HashMap::new());
+        }
+        let contents = self.contents.take();
+        let mut fitted = HashMap::new();
         by_rank_0(ddp.model_group(), || {
-            fitted = fit(saved, &ddp.tensors(&model)).map_err(|what| self.misfit(what))?;
+            let saved = contents.as_ref().map_or(&[][..], |read| &read.weights);
+            let saved = saved
+                .iter()
+                .map(|tensor| (tensor.name.clone(), tensor.lazy()));
+            fitted =
+                fit(saved.collect(), &ddp.tensors(&model)).map_err(|what| self.misfit(what))?;
             Ok::<_, CheckpointError>(())
         })??;
-        let bytes =
-            optimizer::with_ids(bytes, &self.ids(&model)).map_err(|what| self.misfit(what))?;
-        let held = Held::of(ddp, &model);
-        let optimizer = optimizer.load(bytes, &held);
-        let optimizer = optimizer.map_err(|what| self.misfit(what))?;
+        let (group, ids) = (ddp.model_group(), self.ids(&model));
+        // A rank that did not exist then continues with the state of rank 0.
+        let own = match group.rank() {
+            rank if rank < self.told.optimizers => rank,
+            _ => 0,
+        };
+        let shares = Shares::new(ddp, &model, optimizer.slices());
+        let mut state = Bytes::from_bytes_vec(Vec::new());
+        for rank in 0..self.told.optimizers {
+            let path = contents.as_ref().map(|read| &*read.optimizers[rank]);
+            let kept = (rank == own).then_some(&shares);
+            let read = optimizer::read(group, path, &ids, kept)?;
+            let read = read.map_err(|what| self.misfit(what))?;
+            if rank == own {
+                state = read;
+            }
+        }
+        let optimizer = optimizer.load(state).map_err(|what| self.misfit(what))?;
         let model = ddp.load_state_dict(model, &self.told.state.ddp, fitted)?;
-        ddp.load_hook_state(std::mem::take(&mut self.hook))?;
+        let hook = contents.map_or_else(Vec::new, |read| read.hook);
+        let hook = hook
+            .iter()
+            .map(|tensor| (tensor.name.clone(), tensor.lazy()));
+        ddp.load_hook_state(hook.collect())?;
         Ok((model, optimizer))
     }
 
@@ -179,57 +191,6 @@ impl Saved {
     }
 }
 
-/// Weights, state of the communication hook, optimizer states.
-type Tensors = (Named, Named, Vec<Bytes>);
-type Named = Vec<(String, TensorData)>;
-
-/// The tensors, and the rest.
-fn split(found: Option<Newest>) -> (Option<Tensors>, Option<Told>) {
-    found
-        .map(|found| {
-            let contents = found.contents;
-            let told = Told {
-                path: found.path,
-                state: contents.state,
-                metadata: contents.metadata,
-                schedule: contents.schedule.map(|schedule| schedule.to_vec()),
-                optimizers: contents.optimizers.len(),
-                damaged: found.damaged,
-            };
-            let Contents {
-                weights,
-                hook,
-                optimizers,
-                ..
-            } = contents;
-            ((weights, hook, optimizers), told)
-        })
-        .unzip()
-}
-
-/// Broadcasts bytes of any length from rank 0.
-fn broadcast(group: &ProcessGroup, bytes: Option<Bytes>) -> Result<Bytes, CheckpointError> {
-    const PIECE_BYTES: usize = 16 << 20;
-    let len = || Ok::<_, CheckpointError>(bytes.as_ref().map_or(0, |bytes| bytes.len()));
-    let len = by_rank_0(group, len)??;
-    if let (Some(bytes), 1) = (&bytes, group.world()) {
-        return Ok(bytes.clone());
-    }
-    let mut received = Vec::new();
-    while received.len() < len {
-        let end = (received.len() + PIECE_BYTES).min(len);
-        let piece = bytes.as_ref().map(|bytes| &bytes[received.len()..end]);
-        let piece = group.broadcast_bytes(piece, 0)?;
-        if piece.is_empty() {
-            return Err(CheckpointError::Rank0(
-                "rank 0 sent fewer bytes than announced".into(),
-            ));
-        }
-        received.extend(piece);
-    }
-    Ok(Bytes::from_bytes_vec(received))
-}
-
 /// Maps `saved` by path, if its tensors match those of `model` in number, shape and type.
 fn fit(
     saved: Vec<(String, TensorData)>,
@@ -266,13 +227,24 @@ pub struct SavedModel {
 impl SavedModel {
     /// Reads the newest whole checkpoint in `folder`, even while a job writes there; `None` if there is no checkpoint.
     ///
-    /// *Errors*: `NoneValid` if all are damaged.
+    /// *Errors*: `NoneValid` if all are damaged; a file that cannot be read.
     pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let found = folder::newest(folder)?;
-        Ok(found.map(|found| Self {
-            path: found.path,
-            metadata: found.contents.metadata,
-            weights: found.contents.weights,
+        let Some(Newest { path, contents, .. }) = folder::newest(folder)? else {
+            return Ok(None);
+        };
+        let weights = contents.weights.into_iter();
+        let weights = weights.map(|tensor| {
+            let data = tensor.read().map_err(|source| CheckpointError::File {
+                action: "read checkpoint",
+                path: path.clone(),
+                source,
+            })?;
+            Ok::<_, CheckpointError>((tensor.name, data))
+        });
+        Ok(Some(Self {
+            weights: weights.collect::<Result<_, _>>()?,
+            metadata: contents.metadata,
+            path,
         }))
     }
 

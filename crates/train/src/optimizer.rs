@@ -4,8 +4,8 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
-use paceline_checkpoint::{Held, LoadOptimizer, OptimizerRef};
-use paceline_ddp::{Ddp, DdpError, ZeroRedundancyOptimizer, ZeroStage};
+use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
+use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer, ZeroStage};
 
 use crate::config::{TrainConfig, Zero};
 
@@ -56,10 +56,17 @@ impl<'a> From<&'a Optimizer> for OptimizerRef<'a> {
 }
 
 impl LoadOptimizer for Optimizer {
-    fn load(self, state: Bytes, held: &Held) -> Result<Self, String> {
+    fn slices(&self) -> Option<Vec<Slice>> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Sharded(optimizer) => LoadOptimizer::slices(optimizer),
+        }
+    }
+
+    fn load(self, state: Bytes) -> Result<Self, String> {
         Ok(match self {
-            Self::Whole(optimizer) => Self::Whole(LoadOptimizer::load(optimizer, state, held)?),
-            Self::Sharded(optimizer) => Self::Sharded(LoadOptimizer::load(optimizer, state, held)?),
+            Self::Whole(optimizer) => Self::Whole(LoadOptimizer::load(optimizer, state)?),
+            Self::Sharded(optimizer) => Self::Sharded(LoadOptimizer::load(optimizer, state)?),
         })
     }
 }

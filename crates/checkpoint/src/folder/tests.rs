@@ -1,24 +1,58 @@
 use std::collections::BTreeMap;
 
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::TensorData;
 use paceline_ddp::DdpState;
 use paceline_ddp::sampler::{BatchLayout, Padding, SamplerState};
 
 use super::*;
-use crate::files::State;
+use crate::checkpoint::write_tensors;
+use crate::tensors::Stored;
 
-fn contents(step: u64) -> Contents {
-    Contents {
+/// What a test saves.
+struct Parts {
+    weights: Vec<(String, TensorData)>,
+    metadata: BTreeMap<String, String>,
+    optimizers: Vec<Vec<u8>>,
+    hook: Vec<(String, TensorData)>,
+    schedule: Vec<u8>,
+    state: State,
+}
+
+fn save(folder: &Path, keep: usize, parts: Parts) -> Result<(), CheckpointError> {
+    let writing = Writing::begin(folder, parts.state.ddp.step)?;
+    let place = |name: &str| writing.path().join(name);
+    let write = || {
+        write_tensors(&place(files::WEIGHTS), parts.weights, parts.metadata)?;
+        write_tensors(&place(files::HOOK), parts.hook, BTreeMap::new())?;
+        for (rank, state) in parts.optimizers.iter().enumerate() {
+            fs::write(place(&files::optimizer_of(rank)), state)?;
+        }
+        fs::write(place(files::SCHEDULE), parts.schedule)
+    };
+    write().map_err(writing.failed())?;
+    writing.finish(keep, parts.state)
+}
+
+/// The tensors in the order of their paths.
+fn read(stored: &[Stored]) -> Vec<(String, TensorData)> {
+    let read = stored
+        .iter()
+        .map(|tensor| (tensor.name.clone(), tensor.read().expect("read")));
+    let mut read: Vec<_> = read.collect();
+    read.sort_by(|(a, _), (b, _)| a.cmp(b));
+    read
+}
+
+fn contents(step: u64) -> Parts {
+    Parts {
         weights: vec![
             ("a".into(), TensorData::new(vec![1.0f32, step as f32], [2])),
             ("b".into(), TensorData::new(vec![1i64, 2, 3, 4], [2, 2])),
         ],
         metadata: [("classes".to_string(), "[\"cat\"]".to_string())].into(),
-        optimizers: [7, 9]
-            .map(|byte| Bytes::from_bytes_vec(vec![byte; 100]))
-            .into(),
+        optimizers: vec![vec![7; 100], vec![9; 100]],
         hook: vec![("factor/a".into(), TensorData::new(vec![0.5f32, -0.0], [2]))],
-        schedule: Some(Bytes::from_bytes_vec(vec![8; 10])),
+        schedule: vec![8; 10],
         state: State {
             ddp: DdpState {
                 step,
@@ -63,17 +97,18 @@ fn a_saved_checkpoint_is_read_back() {
     let found = found(folder.path());
     assert!(found.path.ends_with("step-0000000005"));
     assert!(found.damaged.is_empty());
-    let (mut read, saved) = (found.contents, contents(5));
-    read.weights.sort_by(|a, b| a.0.cmp(&b.0));
-    assert_eq!(read.weights, saved.weights);
-    assert_eq!(read.metadata, saved.metadata);
-    assert_eq!(read.optimizers, saved.optimizers);
-    assert_eq!(read.hook, saved.hook);
-    assert_eq!(read.schedule, saved.schedule);
-    assert_eq!(read.state.ddp, saved.state.ddp);
-    assert_eq!(read.state.sampler, saved.state.sampler);
-    assert_eq!(read.state.value, saved.state.value);
-    assert_eq!(read.state.parameters, saved.state.parameters);
+    let (found, saved) = (found.contents, contents(5));
+    assert_eq!(read(&found.weights), saved.weights);
+    assert_eq!(found.metadata, saved.metadata);
+    let optimizers = found.optimizers.iter();
+    let optimizers = optimizers.map(|path| fs::read(path).expect("read"));
+    assert_eq!(optimizers.collect::<Vec<_>>(), saved.optimizers);
+    assert_eq!(read(&found.hook), saved.hook);
+    assert_eq!(found.schedule.as_deref(), Some(&saved.schedule[..]));
+    assert_eq!(found.state.ddp, saved.state.ddp);
+    assert_eq!(found.state.sampler, saved.state.sampler);
+    assert_eq!(found.state.value, saved.state.value);
+    assert_eq!(found.state.parameters, saved.state.parameters);
 }
 
 #[test]
