@@ -90,7 +90,7 @@ const KNOWN: &[Known] = &[
             "Cannot allocate memory",
         ],
         advice: "the machine's memory is full: make the batch smaller, start fewer ranks or data-loader workers, or raise the \
-                 container's memory limit",
+                 limit of the container or of `ulimit`; `paceline train --zero 3` deals a model to its ranks",
     },
     // DistributedDataParallel.
     Known {
