@@ -130,14 +130,14 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
-    /// The arena has no room left.
-    #[error("no room for a buffer of {bytes} bytes: {used} of the arena's {size} bytes are in use")]
+    /// The arena has no room left, or in a group of one rank the process can have no more memory.
+    #[error("no room for a buffer of {bytes} bytes: {}", full(*used, *size))]
     Memory {
         /// Bytes asked for.
         bytes: usize,
         /// Bytes in use.
         used: usize,
-        /// Bytes of the arena.
+        /// Bytes of the arena; `isize::MAX` without one.
         size: usize,
     },
     /// The ranks did not all call the same operation. The same error on every rank.
@@ -313,6 +313,10 @@ impl Error {
             } if reason.contains("i64") => {
                 "reduce with Sum and divide, choosing the rounding yourself"
             }
+            Self::Memory { size, .. } if *size == isize::MAX as usize => {
+                "raise the limit of the container or of `ulimit`, make the model or the batch smaller, or deal the model to several ranks \
+                 (`paceline train --zero 3`)"
+            }
             Self::Memory { .. } => {
                 "raise GroupOptions::arena_bytes, or drop buffers that are no longer needed"
             }
@@ -340,6 +344,14 @@ impl Error {
 }
 
 paceline_rendezvous::debug_with_hint!(Error);
+
+/// Why a buffer has no room.
+fn full(used: usize, size: usize) -> String {
+    match size == isize::MAX as usize {
+        true => "the process can have no more memory".into(),
+        false => format!("{used} of the arena's {size} bytes are in use"),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -127,6 +127,7 @@ fn a_rank_of_four_needs_a_quarter_of_the_state_and_a_few_blocks() {
         assert_eq!(sha256, whole);
         let limit = state / 4 / RANKS + 3 * block + groups;
         assert!(door <= limit, "{door} of {limit} bytes, blocks of {block}");
+        eprintln!("door {door}, step {step:?}, block {block}, state {state}");
         let all: usize = step.iter().sum();
         let limit = state / RANKS + 10 * block + groups;
         assert!(all <= limit, "{step:?} of {limit} bytes, blocks of {block}");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId};
+use burn::module::Module;
 use burn::tensor::{DType, TensorData};
 use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
@@ -77,19 +77,6 @@ impl Ddp {
     /// Whether the models of some ranks lack tensors, so that all ranks take part in an [`export`](Self::export).
     pub fn is_split(&self) -> bool {
         self.placement.is_some()
-    }
-
-    /// The trained parameters that this rank holds, each with its shape: whole, or the [slice](Placement::slice) of its place.
-    /// A sharded optimizer deals them further, which this does not show.
-    pub fn trained(&self) -> impl Iterator<Item = (ParamId, &[usize])> {
-        let parameters = self.parameters.iter();
-        parameters.map(|entry| (entry.id, &entry.shape[..]))
-    }
-
-    /// Where the tensors are that this rank and its replicas lack; `None` if they have the whole model.
-    pub fn parted(&self) -> Option<&dyn Placement> {
-        let placement = self.placement();
-        placement.filter(|placement| placement.group().world() > self.group.world())
     }
 
     /// Path, shape and type of every tensor of the whole model, in the order of the paths.

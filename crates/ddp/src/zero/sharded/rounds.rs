@@ -267,22 +267,20 @@ impl Sharded {
     /// Takes part in the gathers before `position` without using their values.
     fn walk_to(&self, walk: &mut Walk, position: usize) -> Result<(), DdpError> {
         while walk.round.is_some_and(|round| round.at < position) {
-            let values = self.arrive(walk)?;
-            walk.free.push(values);
+            self.arrive(walk, |_| ())?;
         }
         Ok(())
     }
 
-    /// Waits for the gather of the next position, while the one after it is under way.
-    fn arrive(&self, walk: &mut Walk) -> Result<Buffer<f32>, DdpError> {
-        let round = walk.round.as_mut().expect("a round has begun");
+    /// Waits for the gather of the next position, gives its values to `take`, and sends the gather after it in the same memory.
+    fn arrive<R>(&self, walk: &mut Walk, take: impl FnOnce(&[f32]) -> R) -> Result<R, DdpError> {
+        let round = walk.round.expect("a round has begun");
+        let at = round.at;
         if round.is_last {
             // The blocks of earlier positions are complete, and so are those of later stages.
-            self.open(self.blocks.len() - self.stages[round.stage].units.end + round.at);
+            self.open(self.blocks.len() - self.stages[round.stage].units.end + at);
         }
-        round.at += 1;
-        let round = *round;
-        self.send_ahead(walk, round.at + 1)?;
+        self.send_ahead(walk, at + 1)?;
         let (position, ticket) = walk.flights.pop_front().expect("it was sent");
         let start = Instant::now();
         let Done { buffer, timing } = ticket.wait()?;
@@ -299,7 +297,14 @@ impl Sharded {
             waited: (start, Instant::now()),
             device: None,
         });
-        Ok(buffer)
+        let taken = take(&buffer);
+        walk.free.push(buffer);
+        walk.round = Some(Round {
+            at: at + 1,
+            ..round
+        });
+        self.send_ahead(walk, at + 2)?;
+        Ok(taken)
     }
 
     /// Sends the gathers of the round's positions before `end`.
@@ -307,8 +312,7 @@ impl Sharded {
         let Some(round) = walk.round else {
             return Ok(());
         };
-        let first = round.at.saturating_sub(1);
-        let next = walk.flights.back().map_or(first, |(last, _)| last + 1);
+        let next = walk.flights.back().map_or(round.at, |(last, _)| last + 1);
         for position in next..end.min(self.stages[round.stage].units.len()) {
             let unit = self.unit_at(round, position);
             let ticket = self.send(walk, &self.blocks[unit])?;
@@ -357,16 +361,15 @@ impl Sharded {
             _ => {}
         }
         self.walk_to(&mut walk, position)?;
-        let values = self.arrive(&mut walk)?;
-        let parameters = self.blocks[unit].parameters.iter();
-        let tensors = parameters.map(|index| {
-            let values = self.values_of(&values, *index);
-            let len = values.len();
-            let data = TensorData::new(values, [len]);
-            Tensor::from_data(data, (&self.setup.device, DType::F32))
-        });
-        let tensors = tensors.collect();
-        walk.free.push(values);
-        Ok(tensors)
+        self.arrive(&mut walk, |values| {
+            let parameters = self.blocks[unit].parameters.iter();
+            let tensors = parameters.map(|index| {
+                let values = self.values_of(values, *index);
+                let len = values.len();
+                let data = TensorData::new(values, [len]);
+                Tensor::from_data(data, (&self.setup.device, DType::F32))
+            });
+            tensors.collect()
+        })
     }
 }
