@@ -120,17 +120,15 @@ fn a_rank_of_four_needs_a_quarter_of_the_state_and_a_few_blocks() {
     let block = (WIDTH * WIDTH + WIDTH) * size_of::<f32>();
     // Weights, gradients and two moments.
     let state = 4 * BLOCKS * block;
-    // The heap has the ranks' peaks at one moment, and what process groups allocate: 2.6 MiB for each rank. Shared memory has
-    // three blocks' gradients, and the gathers of two blocks.
+    // On the heap of each rank, for any model: 2.6 MiB.
     let groups = 3 << 20;
     for Found { sha256, door, step } in found {
         assert_eq!(sha256, whole);
         let limit = state / 4 / RANKS + 3 * block + groups;
         assert!(door <= limit, "{door} of {limit} bytes, blocks of {block}");
-        eprintln!("door {door}, step {step:?}, block {block}, state {state}");
+        // The heap has the ranks' peaks at one moment. Shared memory has the gradients of three blocks, and a gather.
         let all: usize = step.iter().sum();
-        let limit = state / RANKS + 10 * block + groups;
+        let limit = (state / RANKS + block) * 115 / 100 + groups;
         assert!(all <= limit, "{step:?} of {limit} bytes, blocks of {block}");
-        assert!(all < state / 2, "{step:?} of {state} bytes");
     }
 }

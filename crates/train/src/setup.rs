@@ -59,7 +59,8 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,
-        deferred_init: config.zero == Zero::Parameters,
+        // Parts are found by the shapes of a rank's weights, so these are made first.
+        deferred_init: config.zero == Zero::Parameters && config.tp.is_none(),
         ..DdpOptions::default()
     }
 }
