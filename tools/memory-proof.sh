@@ -11,7 +11,7 @@
 # Exit codes: 0 all of it holds, 1 something does not, 2 wrong usage, 128 + n ended by signal n.
 
 set -euo pipefail
-readonly SYNOPSIS='tools/memory-proof.sh [--epochs N] [PROGRAM]' EPOCHS=1
+readonly SYNOPSIS='tools/memory-proof.sh [--epochs N] [PROGRAM]' OPTION=epochs DEFAULT=1
 source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 source "$source/tools/jobs.sh"
 
