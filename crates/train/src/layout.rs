@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError};
+use paceline_ddp::{Ddp, DdpError, DdpOptions};
 use paceline_split::pipeline::PipelineOptions;
 use paceline_split::tensor::{TensorParallel, TensorPlacement};
 
@@ -68,14 +68,21 @@ impl Layout {
         Some((self.mesh.clone()?, self.pp.clone()?))
     }
 
-    /// Tells `ddp` what the other ranks of its replica have. All ranks call it.
-    pub(crate) fn join<M: Module>(&self, ddp: &mut Ddp, net: &M) -> Result<(), DdpError> {
-        if let Some(tp) = &self.tp {
-            let placement = TensorPlacement::new(&self.world, tp, net)?;
-            ddp.join_parts(tp.group(), net, |id| placement.pieces(id))?;
+    /// Trains what this rank has of the model together with its replicas, without stages. All ranks call it.
+    pub(crate) fn wrap<M: Module>(
+        &self,
+        net: M,
+        options: DdpOptions,
+    ) -> Result<(Ddp, M), DdpError> {
+        // Before weights that are made later leave placeholders in the model.
+        let placement = (self.tp.as_ref()).map(|tp| TensorPlacement::new(&self.world, tp, &net));
+        let placement = placement.transpose()?;
+        let (mut ddp, net) = Ddp::new(self.replicas().clone(), net, options)?;
+        if let (Some(tp), Some(placement)) = (&self.tp, placement) {
+            ddp.join_parts(tp.group(), &net, |id| placement.pieces(id))?;
             ddp.set_placement(placement);
         }
-        Ok(())
+        Ok((ddp, net))
     }
 
     /// Tells the ranks along each dimension of the mesh why this one gives up.

@@ -234,8 +234,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
                 (Some(stages), ddp, net)
             }
             None => {
-                let (mut ddp, net) = Ddp::new(layout.replicas().clone(), net, options)?;
-                layout.join(&mut ddp, &net)?;
+                let (ddp, net) = layout.wrap(net, options)?;
                 (None, ddp, net)
             }
         };

@@ -11,7 +11,7 @@ use super::support::{LIMIT, start};
 const JOB: &str = "--task lm --layers 4 --heads 4 --width 16 --context 32 --global-batch 32 --dropout 0.1 --clip-norm 0.5 --shards 4 \
                    --accumulate 4 --threads-per-rank 1 --epochs 9999 --save-every 3";
 
-const LAYOUTS: [&str; 11] = [
+const LAYOUTS: [&str; 14] = [
     "--nproc-per-node 3",
     "--nproc-per-node 3 --zero 1",
     "--nproc-per-node 3 --zero 2",
@@ -21,6 +21,9 @@ const LAYOUTS: [&str; 11] = [
     "--nproc-per-node 4 --pp 2 --schedule interleaved",
     "--nproc-per-node 4 --tp 2",
     "--nproc-per-node 2 --tp 4 --sequence-parallel on",
+    "--nproc-per-node 4 --pp 2 --zero 3",
+    "--nproc-per-node 4 --tp 2 --zero 3",
+    "--nproc-per-node 4 --tp 2 --pp 2 --zero 2 --schedule gpipe",
     "--nproc-per-node 4 --pp 2 --tp 2",
     "--nproc-per-node 8 --pp 2 --tp 2 --sequence-parallel on",
 ];

@@ -12,7 +12,7 @@ use paceline_ddp::{DdpError, Pieces, Placement, weights};
 use super::TensorParallel;
 
 /// The slices that this rank has of a model made of this module's layers. `Ddp::set_placement` takes it, so that exports, hashes
-/// and checkpoints are those of the whole model, and [`pieces`](Self::pieces) tells `Ddp::join_slices` what the gradient's norm
+/// and checkpoints are those of the whole model, and [`pieces`](Self::pieces) tells `Ddp::join_parts` what the gradient's norm
 /// counts once.
 #[derive(Debug)]
 pub struct TensorPlacement {
@@ -30,7 +30,8 @@ struct Cut {
 }
 
 impl TensorPlacement {
-    /// Finds the slices of `model`. All ranks of `world`, the whole job, call it.
+    /// Finds the slices of `model`, before [`Ddp::new`](paceline_ddp::Ddp::new) takes out weights that are made later. All ranks
+    /// of `world`, the whole job, call it.
     ///
     /// *Errors*: failed collectives.
     pub fn new<M: Module>(
@@ -56,7 +57,7 @@ impl TensorPlacement {
         }))
     }
 
-    /// The parts that this rank has of a parameter, for `Ddp::join_slices`; `None` if the parameter is not cut.
+    /// The parts that this rank has of a parameter, for `Ddp::join_parts`; `None` if the parameter is not cut.
     pub fn pieces(&self, id: ParamId) -> Option<Pieces> {
         let cut = self.cuts.get(&id.val())?;
         let lens = self.tp.local();
