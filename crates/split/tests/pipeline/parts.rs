@@ -280,7 +280,7 @@ fn a_rank_that_is_lost_in_a_pass_is_named_on_all_others() {
                 let run = || train(&group, 2, cut, layout, &options, ends);
                 let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
                 match run {
-                    Ok(step) => step.err().expect("the step fails").to_string(),
+                    Ok(step) => step.expect_err("the step fails").to_string(),
                     Err(_) => "lost".to_owned(),
                 }
             });
