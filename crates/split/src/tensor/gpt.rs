@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
 use paceline_nn::{Block, in_f32};
 
+use super::layers::draw;
 use super::{
     ColumnParallelLinear, ParallelEmbedding, PartsError, RowParallelLinear, TensorParallel,
 };
@@ -35,8 +36,7 @@ pub struct ParallelGpt {
 }
 
 impl ParallelGpt {
-    /// Takes this rank's parts out of the whole model, whose order of parameters it keeps: a lazy model stays lazy, and is never
-    /// whole in memory.
+    /// Takes this rank's parts out of the whole model, one parameter after another: a lazy model is never whole in memory.
     ///
     /// *Errors*: parts that do not divide the heads, the width, or with sequence parallelism the context; more parts than tokens.
     pub fn from_gpt(gpt: Gpt, tp: &TensorParallel) -> Result<Self, PartsError> {
@@ -101,6 +101,7 @@ impl ParallelGptEmbedding {
     /// This rank's parts. *Errors*: more parts than tokens.
     pub fn new(whole: GptEmbedding, tp: &TensorParallel) -> Result<Self, PartsError> {
         let tokens = ParallelEmbedding::new(whole.tokens, tp)?;
+        draw(&whole.positions.weight);
         Ok(Self {
             tokens,
             positions: whole.positions,

@@ -3,7 +3,7 @@
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Embedding, Linear};
 use burn::tensor::module::{embedding, linear};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use paceline_nn::tape::{Point, plain};
 
 use super::exchange::Like;
@@ -79,7 +79,7 @@ impl RowParallelLinear {
         tp.divides(whole.weight.lazy_shape()[0], "inputs of a linear layer")?;
         Ok(Self {
             weight: tp.slice_of(whole.weight, 0),
-            bias: whole.bias,
+            bias: whole.bias.inspect(draw),
             tp: tp.clone(),
         })
     }
@@ -177,25 +177,20 @@ impl ParallelEmbedding {
     }
 }
 
+/// Makes a lazy parameter draw its values now, in the order of the whole model.
+pub(super) fn draw<const D: usize>(param: &Param<Tensor<D>>) {
+    let _ = param.val();
+}
+
 impl TensorParallel {
-    /// This rank's slice of a parameter along `axis`, in memory of its own so that the whole can be freed. Of a lazy parameter it
-    /// is lazy.
+    /// This rank's slice of a parameter along `axis`, in memory of its own so that the whole can be freed.
     fn slice_of<const D: usize>(&self, whole: Param<Tensor<D>>, axis: usize) -> Param<Tensor<D>> {
-        let mut shape = whole.lazy_shape();
-        let range = self.share_of_rank(shape[axis], self.group.rank());
-        shape[axis] = range.len();
-        let slice = move |tensor: Tensor<D>, device: &Device| {
-            let (dtype, is_trained) = (tensor.dtype(), tensor.is_require_grad());
-            let slice = plain(tensor).slice_dim(axis, range).into_data();
-            Tensor::<D>::from_data(slice, (device, dtype)).set_require_grad(is_trained)
-        };
-        let (id, device) = (whole.id, whole.lazy_device());
-        if whole.is_initialized() {
-            return whole.map(|tensor| slice(tensor, &device));
-        }
-        let init = move |device: &Device, _| slice(whole.val(), device);
-        // Whether it is trained is known when it is made; unless a model is frozen, it is.
-        Param::uninitialized(id, init, device, true, shape)
+        whole.map(|tensor| {
+            let range = self.share_of_rank(tensor.dims()[axis], self.group.rank());
+            let slice = plain(tensor.clone()).slice_dim(axis, range).into_data();
+            let slice = Tensor::<D>::from_data(slice, (&tensor.device(), tensor.dtype()));
+            slice.set_require_grad(tensor.is_require_grad())
+        })
     }
 
     /// The parts of this rank's slice, which have `lens` elements along `axis`. The slice gets their gradients in one piece.
