@@ -47,9 +47,10 @@ readonly APART=(
 
 # NAME OF PYTORCH'S JOB|RANKS|MICRO-BATCHES|OPTIONS|THE SAME COMPUTED APART|ITS PART OF THAT TIME|WHAT BOTH DO. A rank of a
 # data-parallel job computes its own sequences. W ranks that share the layers or matrices of one model compute all of them
-# in 1 / W of the time, and a pipeline of M micro-batches waits for (W - 1) / M of that.
+# in 1 / W of the time, and a pipeline of M micro-batches waits for (W - 1) / M of that. A backward pass costs two forward
+# passes, so another one of these takes a third more.
 readonly LAYOUTS=(
-    'recompute|1|1|--recompute blocks|apart 1 8 1|1/1|recomputed blocks; `torch.utils.checkpoint`'
+    'recompute|1|1|--recompute blocks|apart 1 8 1|4/3|recomputed blocks; `torch.utils.checkpoint`'
     'ddp|2|1||apart 2 4 1|1/1|DDP; `DistributedDataParallel`'
     'zero1|2|1|--zero 1|apart 2 4 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
     'zero2|2|1|--zero 2|apart 2 4 1|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
