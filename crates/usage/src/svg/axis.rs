@@ -57,12 +57,12 @@ mod tests {
             assert_eq!(labels.join(" "), expect);
         };
         check(0.000_35, "0.0 ms 0.1 ms 0.2 ms 0.3 ms");
-        check(0.012, "0 ms 2 ms 4 ms 6 ms 8 ms 10 ms 12 ms");
+        check(0.0125, "0 ms 2 ms 4 ms 6 ms 8 ms 10 ms 12 ms");
         check(
             0.45,
             "0 ms 50 ms 100 ms 150 ms 200 ms 250 ms 300 ms 350 ms 400 ms 450 ms",
         );
-        check(0.7, "0.0 s 0.1 s 0.2 s 0.3 s 0.4 s 0.5 s 0.6 s 0.7 s");
+        check(0.75, "0.0 s 0.1 s 0.2 s 0.3 s 0.4 s 0.5 s 0.6 s 0.7 s");
         check(4.2, "0.0 s 0.5 s 1.0 s 1.5 s 2.0 s 2.5 s 3.0 s 3.5 s 4.0 s");
         check(
             12.0,
