@@ -28,8 +28,9 @@ sizes=(--layers 6 --heads 4 --width 64 --context 64)
 if [[ -n $is_large ]]; then
     sizes=(--layers 6 --heads 8 --width 384 --context 256)
 fi
+readonly SHARDS=4
 # What all rows have in common: the model, the batch, and how it is cut.
-readonly MODEL=(--task lm --data "$PWD/text" "${sizes[@]}" --dropout 0.1 --global-batch 32 --clip-norm 1 --shards 4 --accumulate 4)
+readonly MODEL=(--task lm --data "$PWD/text" "${sizes[@]}" --dropout 0.1 --global-batch 32 --clip-norm 1 --shards "$SHARDS" --accumulate 4)
 readonly JOB=("${MODEL[@]}" --epochs "$epochs")
 # What a resumed job needs where its own layout says nothing: it takes the rest from the run that it resumes.
 readonly PLAIN=(--strategy ddp --devices 1 --nproc-per-node 1 --zero 0 --pp 1)
@@ -107,8 +108,8 @@ arithmetic() {
     tp=$(option --tp 1 "$@")
     zero=$(option --zero 0 "$@")
     schedule=$(option --schedule 1f1b "$@")
-    # Strategies of one process are no layouts of ranks, nor are parts that share a rank.
-    if [[ " $* " == *' --strategy '* ]] || ((ranks % (pp * tp))); then
+    # Strategies of one process are no layouts of ranks, nor are parts that share a rank. A plan has a shard for each rank.
+    if [[ " $* " == *' --strategy '* ]] || ((ranks % (pp * tp) || ranks > SHARDS)); then
         printf -- '-'
         return
     fi
