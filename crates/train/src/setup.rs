@@ -59,8 +59,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,
-        // Parts are found by the shapes of a rank's weights, so these are made first.
-        deferred_init: config.zero == Zero::Parameters && config.tp.is_none(),
+        deferred_init: config.zero == Zero::Parameters,
         ..DdpOptions::default()
     }
 }
