@@ -323,7 +323,8 @@ settings! {
          bits stay the same")
         .unset("whole models").needs(Need::LanguageModel);
     schedule: Schedule = row(RANKS, Kind::Word(&["gpipe", "1f1b", "interleaved", "zb-h1"]),
-        "Order of a pipeline's work: gpipe, 1f1b with less memory, or interleaved with shorter waits")
+        "Order of a pipeline's work: gpipe, 1f1b with less memory, interleaved with shorter waits, or zb-h1, which computes gradients \
+         of weights in waits")
         .or("1f1b").needs(Need::Stages);
     pp_chunks: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Stages of each rank of a pipeline with --schedule interleaved")
