@@ -142,8 +142,8 @@ pub(crate) fn open(path: &Path) -> Result<Header, String> {
         let dtype = DTYPES.iter().find(|(dtype, _)| *dtype == info.dtype);
         let (_, dtype) = dtype.ok_or_else(|| format!("{name} has type {:?}", info.dtype))?;
         let (start, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
-        let shape = info.shape.iter();
-        let len = shape.fold(Some(dtype.size()), |len, dim| len?.checked_mul(*dim));
+        let mut shape = info.shape.iter();
+        let len = shape.try_fold(dtype.size(), |len, dim| len.checked_mul(*dim));
         if len.map(|len| len as u64) != end.checked_sub(start) || end > size - data {
             return Err(format!(
                 "{name} of shape {:?} has bytes {start} to {end} of {}",
