@@ -64,7 +64,7 @@ pub struct Probe {
 pub struct Rehearsal {
     /// Least seconds of a step.
     pub seconds: f64,
-    /// Most resident bytes of a step.
+    /// Most resident bytes of the process.
     pub peak_bytes: f64,
 }
 
@@ -140,7 +140,7 @@ fn measure<T: TrainTask>(
     let parameters = parameters(&net);
     let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
     let batch = 0..dry.samples;
-    let (first, ran) = steps.run(|_| vec![batch.clone()])?;
+    let ran = steps.run(|_| vec![batch.clone()])?;
     let quietest = quietest(&ran);
     let depth = Depth {
         layers,
@@ -155,8 +155,6 @@ fn measure<T: TrainTask>(
             .max(0.0),
         // The program's own pages come in while it runs.
         rest_bytes: rest + file_bytes(),
-        // Moments are not there yet, nor have buckets been touched.
-        forward_bytes: first.forward_bytes + file_bytes(),
         pass_bytes: most(&ran, |one| one.pass_bytes),
         end_bytes: most(&ran, |one| one.end_bytes),
     };
@@ -178,16 +176,17 @@ fn whole_steps<T: TrainTask>(
     let net = task.model(config, &device, &layout)?;
     let options = ddp_options(config, &task, sum::COUNT);
     let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
+    let to_start = peak();
     let parts = config.shards * config.accumulate;
     let size = config.global_batch.div_ceil(parts).max(1);
-    let (_, ran) = steps.run(|shard| {
+    let ran = steps.run(|shard| {
         let first = shard * config.accumulate;
         let parts = first..first + config.accumulate;
         parts.map(|part| part * size..(part + 1) * size).collect()
     })?;
     Ok(Rehearsal {
         seconds: quietest(&ran).seconds,
-        peak_bytes: most(&ran, |one| one.pass_bytes.max(one.end_bytes)),
+        peak_bytes: most(&ran, |one| one.pass_bytes.max(one.end_bytes)).max(to_start),
     })
 }
 
@@ -210,8 +209,6 @@ struct Step {
     backward: f64,
     optimizer: f64,
     seconds: f64,
-    /// Without the program's own pages.
-    forward_bytes: f64,
     pass_bytes: f64,
     end_bytes: f64,
 }
@@ -250,11 +247,11 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         })
     }
 
-    /// Runs steps in which a shard has these samples for each micro-batch: the first one, and those to measure.
+    /// Runs steps in which a shard has these samples for each micro-batch, after one to warm up.
     fn run(
         &mut self,
         samples: impl Fn(usize) -> Vec<std::ops::Range<usize>>,
-    ) -> Result<(Step, Vec<Step>), TrainError> {
+    ) -> Result<Vec<Step>, TrainError> {
         let count = self.task.len(Part::Train);
         let batch = |samples: std::ops::Range<usize>| {
             let samples = samples.map(|sample| sample % count);
@@ -262,9 +259,8 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         };
         let shard = |shard| samples(shard).into_iter().map(batch).collect();
         let batch: RankBatch<T::Batch> = self.ddp.shards().map(shard).collect();
-        let first = self.one(&batch)?;
-        let ran: Result<_, TrainError> = (0..STEPS).map(|_| self.one(&batch)).collect();
-        Ok((first, ran?))
+        self.one(&batch)?;
+        (0..STEPS).map(|_| self.one(&batch)).collect()
     }
 
     /// One step of all ranks at once. Its figures are those of the slowest and largest rank.
@@ -295,32 +291,22 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             step.backward,
             step.optimizer,
             step.seconds,
-            step.forward_bytes,
             step.pass_bytes,
             step.end_bytes,
         ];
         self.group.all_reduce(&mut figures, ReduceOp::Max)?;
-        let [
-            forward,
-            backward,
-            optimizer,
-            seconds,
-            forward_bytes,
-            pass_bytes,
-            end_bytes,
-        ] = figures;
+        let [forward, backward, optimizer, seconds, pass_bytes, end_bytes] = figures;
         Ok(Step {
             forward,
             backward,
             optimizer,
             seconds,
-            forward_bytes,
             pass_bytes,
             end_bytes,
         })
     }
 
-    /// The passes, and the averaged gradients. Notes the peaks up to the ends of the forward pass and of the last pass.
+    /// The passes, and the averaged gradients. Notes the peak up to the end of the last pass.
     fn reduce(
         &mut self,
         net: &T::Model,
@@ -339,9 +325,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
                 let device = shard.device().clone();
                 let scores = task.scores(&shard.model()?, part, precision, &device);
                 let weight = scores.count() as f32;
-                let loss = scores.loss();
-                step.forward_bytes = step.forward_bytes.max(peak() - file_bytes());
-                shard.backward(loss, weight)?;
+                shard.backward(scores.loss(), weight)?;
             }
             step.pass_bytes = step.pass_bytes.max(reset_peak_after());
             Ok(())

@@ -7,9 +7,6 @@ use super::{Cluster, Layout, MOMENTS, ModelCosts, VALUE_BYTES, Way, Workload};
 
 /// Gradient buckets that hold memory at once at stages 2 and 3 of ZeRO: two on their way and one being filled.
 const POOLED_BUCKETS: f64 = 3.0;
-/// Blocks whose weights are gathered at once at stage 3: the one that computes, and the next.
-const GATHERED_BLOCKS: f64 = 2.0;
-
 /// Memory of the rank that needs most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Memory {
@@ -70,12 +67,13 @@ impl Facts<'_> {
         };
         // Stage 3 deals out the blocks. What is outside of them stays whole.
         let in_blocks = block * stage.layers;
+        // The next block arrives while one is there as tensors.
         let gathered = match zero {
-            3 => (GATHERED_BLOCKS * block).min(in_blocks),
+            3 => block.min(in_blocks),
             _ => 0.0,
         };
         let tied = stage.tied * VALUE_BYTES;
-        let weights = bytes - in_blocks + dealt(3, in_blocks) + gathered + tied;
+        let weights = bytes - in_blocks + dealt(3, in_blocks) + 2.0 * gathered + tied;
         let pooled = match zero {
             2 => bytes.min(POOLED_BUCKETS * work.bucket),
             3 => bytes.min(POOLED_BUCKETS * block.max(work.bucket.min(bytes - in_blocks))),
@@ -117,10 +115,13 @@ impl Facts<'_> {
             return part.activations + waiting * part.kept;
         }
         // Inputs of all layers, and the values of the layer that runs.
-        let plain = self.model.way(self.layout.tp, false, self.passes.samples);
-        let inputs = (waiting + 1.0) * self.way.layer.activations * stage.layers;
+        let (way, plain) = (
+            self.way,
+            self.model.way(self.layout.tp, false, self.passes.samples),
+        );
+        let inputs = (way.layer.activations + waiting * way.layer.kept) * stage.layers;
         match stage.has_head {
-            true => inputs + self.way.outer.activations + waiting * plain.outer.kept,
+            true => inputs + way.outer.activations + waiting * plain.outer.kept,
             false if stage.layers > 0.0 => inputs + plain.layer.activations,
             false => inputs,
         }

@@ -36,8 +36,6 @@ pub struct Depth {
     pub other: f64,
     /// Resident bytes of the process without the model.
     pub rest_bytes: f64,
-    /// Most resident bytes up to the end of the first forward pass, when there are no moments and no gradients yet.
-    pub forward_bytes: f64,
     /// Most resident bytes up to the end of the backward pass.
     pub pass_bytes: f64,
     /// Most resident bytes from there to the end of the step.
@@ -59,7 +57,6 @@ impl Depth {
         };
         Self {
             rest_bytes: larger.rest_bytes,
-            forward_bytes: larger.forward_bytes,
             pass_bytes: larger.pass_bytes,
             end_bytes: larger.end_bytes,
             ..quieter
@@ -88,7 +85,7 @@ pub struct PartCosts {
     pub backward: f64,
     /// Bytes for a sample of a pass: those kept for the backward pass, and temporary ones.
     pub activations: f64,
-    /// Those kept.
+    /// Those that wait for the backward pass.
     pub kept: f64,
     /// Seconds of the optimizer's step for it.
     pub optimizer: f64,
@@ -185,12 +182,15 @@ impl ModelCosts {
             }
             Way::of(&measured)
         });
+        let mut ways: Vec<Way> = ways.collect();
+        let measured = ways.clone();
+        ways.iter_mut().for_each(|way| way.part_kept(&measured));
         let whole = || depths.iter().filter(|depth| depth.tp == 1);
         // A pass leaves memory with the allocator, the less the smaller it was.
         let extra = whole().map(|depth| depth.besides(depth.end_bytes, 3.0 + MOMENTS));
         Self {
             shape,
-            ways: ways.collect(),
+            ways,
             rest: whole().map(|depth| depth.rest_bytes).fold(0.0, f64::max),
             step_extra: extra.reduce(f64::min).unwrap_or_default().max(0.0),
         }
@@ -225,23 +225,29 @@ impl ModelCosts {
 
     /// `way` with recomputed blocks, in the proportion that was measured without parts.
     fn recomputed(&self, mut way: Way) -> Way {
-        let again = self.nearest(1.0, |way| way.tp == 1 && way.recompute);
+        let samples = way.samples.max(1) as f64;
+        let again = self.nearest(samples, |way| way.tp == 1 && way.recompute);
         let plain = again.and_then(|again| {
             let samples = again.samples as f64;
             self.nearest(samples, |way| way.tp == 1 && !way.recompute)
         });
         // By how much the backward pass is longer, in forward passes, and the memory larger, in layers.
-        let (longer, larger, input) = match (plain, again) {
-            (Some(plain), Some(again)) => (
-                (again.layer.backward - plain.layer.backward) / plain.layer.forward,
-                (again.outer.activations - plain.outer.activations) / plain.layer.activations,
-                again.layer.activations,
-            ),
-            _ => (1.0, 1.0, self.shape.boundary_bytes()),
-        };
+        let (mut longer, mut larger) = (1.0, 1.0);
+        let mut input = self.shape.boundary_bytes();
+        let mut fixed = 0.0;
+        if let (Some(plain), Some(again)) = (plain, again) {
+            let [before, now] = [plain, again].map(|way| way.outer.activations);
+            longer = (again.layer.backward - plain.layer.backward) / plain.layer.forward;
+            larger = (now - before) / plain.layer.activations;
+            input = input.max(again.layer.kept);
+            // What a layer has in any pass is shared as its weights are.
+            let share = way.layer.parameters / again.layer.parameters;
+            fixed = (again.layer.activations - input).max(0.0) * again.samples as f64 * share;
+        }
         way.outer.activations += larger.max(0.0) * way.layer.activations;
         way.layer.backward += longer.max(0.0) * way.layer.forward;
-        (way.layer.activations, way.layer.kept) = (input, input);
+        way.layer.kept = input;
+        way.layer.activations = input + fixed / samples;
         way.recompute = true;
         way
     }
@@ -267,7 +273,6 @@ impl Way {
         let backward = split(&|depth| depth.backward);
         // Weights, buckets and moments are there in the pass; the averages join them at its end.
         let activations = split(&|depth| depth.besides(depth.pass_bytes, 2.0 + MOMENTS));
-        let kept = split(&|depth| depth.besides(depth.forward_bytes, 1.0));
         let per_value = |seconds: f64| seconds.max(0.0) / last.values().max(1.0);
         let part = |at: usize| {
             let parameters = last.parameters[at] as f64;
@@ -276,7 +281,7 @@ impl Way {
                 forward: forward[at],
                 backward: backward[at],
                 activations: activations[at],
-                kept: kept[at].min(activations[at]),
+                kept: activations[at],
                 optimizer: parameters * per_value(last.optimizer),
                 other: parameters * per_value(last.other),
             }
@@ -287,6 +292,22 @@ impl Way {
             samples: last.samples,
             outer: part(0),
             layer: part(1),
+        }
+    }
+
+    /// Tells what waits for the backward pass from what a pass has anyway: the first grows with the samples of a pass.
+    fn part_kept(&mut self, all: &[Self]) {
+        let other = all.iter().copied().find(|way| {
+            (way.tp, way.recompute) == (self.tp, self.recompute) && way.samples != self.samples
+        });
+        if let Some(other) = other {
+            let (here, there) = (self.samples as f64, other.samples as f64);
+            let kept = |own: &PartCosts, other: &PartCosts| {
+                let grown = own.activations * here - other.activations * there;
+                (grown / (here - there)).clamp(0.0, own.activations.min(other.activations))
+            };
+            self.outer.kept = kept(&self.outer, &other.outer);
+            self.layer.kept = kept(&self.layer, &other.layer);
         }
     }
 

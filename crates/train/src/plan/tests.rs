@@ -14,7 +14,6 @@ fn depth(layers: usize) -> Depth {
         optimizer: 1e-9 * (2e6 + 1e6 * count),
         other: 1e-9 * (2e6 + 1e6 * count),
         rest_bytes: 50e6,
-        forward_bytes: 50e6 + 4.0 * (2e6 + 1e6 * count) + samples * 1.5e6 * count,
         pass_bytes: 50e6 + 16.0 * (2e6 + 1e6 * count) + samples * (1e6 + 2e6 * count),
         end_bytes: 50e6 + 20.0 * (2e6 + 1e6 * count) + 3e6,
     }
@@ -147,10 +146,10 @@ fn a_pipeline_has_bubbles_and_says_how_it_cuts_the_model() {
     near(pp.seconds.compute, 64.0 * 0.15);
     assert!(pp.seconds.bubble > 0.0);
     // The first stage has five layers and the matrix; two of its eight micro-batches of two samples are in flight.
-    near(pp.memory.activations, 2.0 * (10e6 + 7.5e6));
+    near(pp.memory.activations, 2.0 * 2.0 * 10e6);
     near(pp.memory.optimizer, 2.0 * 28e6);
     let gpipe = with(Schedule::GPipe);
-    near(gpipe.memory.activations, 2.0 * (10e6 + 7.0 * 7.5e6));
+    near(gpipe.memory.activations, 8.0 * 2.0 * 10e6);
     let interleaved = with(Schedule::Interleaved);
     assert_eq!(interleaved.cuts.len(), 3);
     assert!(interleaved.seconds.bubble < pp.seconds.bubble);
@@ -226,17 +225,21 @@ fn recomputed_blocks_cost_what_was_measured() {
 
 #[test]
 fn passes_cost_what_the_measured_ones_of_about_their_size_do() {
-    // A sample alone takes twice the time.
+    // A sample alone takes twice the time, and half of a layer's megabytes are there in any pass.
     let single = |layers: usize| Depth {
         samples: 1,
         forward: 2.0 * depth(layers).forward / 10.0,
         backward: 2.0 * depth(layers).backward / 10.0,
+        pass_bytes: depth(layers).pass_bytes - 9.0 * (1e6 + 1e6 * layers as f64),
         ..depth(layers)
     };
     let depths = [depth(1), depth(3), single(1), single(3)];
     let model = ModelCosts::of(&depths, SHAPE, None);
     near(model.way(1, false, 16.0).layer.forward, 0.01);
     near(model.way(1, false, 2.0).layer.forward, 0.02);
+    // Of the passes in flight, those that wait have half of them.
+    near(model.way(1, false, 16.0).layer.kept, 1e6);
+    near(model.way(1, false, 2.0).layer.kept, 1e6);
 }
 
 #[test]
