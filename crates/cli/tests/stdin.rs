@@ -69,8 +69,9 @@ impl OnTerminal {
         grantpt(&keyboard).expect("granted");
         unlockpt(&keyboard).expect("unlocked");
         let terminal = File::from(ioctl_tiocgptpeer(&keyboard, flags).expect("its other end"));
-        let program = Command::new("setsid")
-            .args(["--ctty", "--wait"])
+        // A test runner in the background may ignore signals, and children inherit that.
+        let program = Command::new("env")
+            .args(["--default-signal=INT,QUIT", "setsid", "--ctty", "--wait"])
             .args(words)
             .stdin(terminal.try_clone().expect("a copy"))
             .stdout(terminal.try_clone().expect("a copy"))
