@@ -7,8 +7,8 @@ use super::{ANSWER_TIMEOUT, Status};
 use crate::error::{Error, Operation, Ranks};
 
 /// How long a rank that cannot tell which rank is to blame waits for the others' verdict, whose deadlines are over at about
-/// the same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy.
-const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(2);
+/// the same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy. Half of it is still twice that time.
+const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(4);
 
 /// Looked at in every wait of one operation.
 #[derive(Debug)]

@@ -21,8 +21,8 @@ const TOO_LATE: &str = "the group formed before the fault";
 const REPLAYS_MAX: usize = 10;
 /// The deadline of operations where only a deadline tells.
 pub const DEADLINE: Duration = Duration::from_millis(1200);
-/// What a rank may take beyond its deadline: a quarter of a second for answers, twice that for the others' word.
-const VERDICT: Duration = Duration::from_millis(750);
+/// What a rank may take beyond its deadline: a quarter of a second for answers, a second for the others' word.
+const VERDICT: Duration = Duration::from_millis(1250);
 /// Bytes of the head in front of a round's data.
 const HEAD_BYTES: usize = 64;
 /// Bytes of the head in front of a message from one rank to another.
