@@ -237,11 +237,15 @@ impl ModelCosts {
         let mut fixed = 0.0;
         if let (Some(plain), Some(again)) = (plain, again) {
             let [before, now] = [plain, again].map(|way| way.outer.activations);
-            longer = (again.layer.backward - plain.layer.backward) / plain.layer.forward;
-            larger = (now - before) / plain.layer.activations;
+            let ratio = |more: f64, than: f64| if than > 0.0 { more / than } else { 1.0 };
+            longer = ratio(
+                again.layer.backward - plain.layer.backward,
+                plain.layer.forward,
+            );
+            larger = ratio(now - before, plain.layer.activations);
             input = input.max(again.layer.kept);
             // What a layer has in any pass is shared as its weights are.
-            let share = way.layer.parameters / again.layer.parameters;
+            let share = ratio(way.layer.parameters, again.layer.parameters);
             fixed = (again.layer.activations - input).max(0.0) * again.samples as f64 * share;
         }
         way.outer.activations += larger.max(0.0) * way.layer.activations;
