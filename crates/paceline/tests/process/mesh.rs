@@ -1,13 +1,9 @@
 //! Replicas, stages and parts at the same time: the bits of the same parts on one rank, and resumes elsewhere.
 
-use std::time::Duration;
-
-use rustix::process::Signal;
 use tempfile::tempdir;
 
-use super::support::{metrics, paceline, start};
+use super::support::{metrics, paceline, resumes_elsewhere};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// Dropout and clipping included; the last step of an epoch has fewer samples.
 const JOB: &str = "--task lm --layers 3 --heads 4 --width 16 --context 32 --global-batch 64 --dropout 0.2 --clip-norm 0.5 \
                    --shards 2 --micro-batches 4 --threads-per-rank 1";
@@ -85,35 +81,12 @@ fn stages_cut_into_parts_have_the_bits_of_the_parts_on_one_rank() {
 
 #[test]
 fn a_run_of_stages_and_parts_resumes_on_one_rank_and_the_reverse() {
-    let folder = tempdir().expect("a folder");
-    let line = format!("train {JOB} --epochs 2 --tp 2");
-    let whole = paceline(
-        folder.path(),
-        &format!("{line} --run-dir whole --nproc-per-node 1"),
+    let line = format!("{JOB} --epochs 2 --tp 2");
+    resumes_elsewhere(
+        &line,
+        "--nproc-per-node 4 --pp 2",
+        "--nproc-per-node 8 --pp 2",
     );
-    let whole = whole.is_well().hash().to_owned();
-    let job = start(
-        folder.path(),
-        &format!("{line} --run-dir run --nproc-per-node 4 --pp 2 --save-every 3"),
-    );
-    job.has_printed("epoch 1/2");
-    job.signal(Signal::KILL);
-    assert_eq!(job.ended(LIMIT).code, None, "killed");
-    let resumed = start(
-        folder.path(),
-        "train --resume run --nproc-per-node 1 --pp 1 --save-every 3",
-    );
-    resumed.has_printed("resumed   after step ");
-    resumed.signal(Signal::INT);
-    let stopped = resumed.ended(LIMIT);
-    assert!(stopped.out.contains("stopped by"), "{}", stopped.out);
-    let last = paceline(
-        folder.path(),
-        "train --resume run --nproc-per-node 8 --pp 2 --schedule gpipe",
-    );
-    assert_eq!(last.is_well().hash(), whole);
-    let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
-    assert!(written.out.starts_with("The"), "{}", written.out);
 }
 
 #[test]

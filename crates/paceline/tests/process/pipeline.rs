@@ -1,13 +1,9 @@
 //! Pipelines of processes: the bits of one rank, in every layout and after every resume, and lost ranks.
 
-use std::time::Duration;
-
-use rustix::process::Signal;
 use tempfile::tempdir;
 
-use super::support::{metrics, paceline, start};
+use super::support::{metrics, paceline, resumes_elsewhere};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// Dropout and clipping included; the last step of an epoch has fewer samples.
 const JOB: &str = "--task lm --layers 4 --heads 2 --width 16 --context 32 --global-batch 64 --dropout 0.2 --clip-norm 0.5 \
                    --shards 2 --micro-batches 4 --threads-per-rank 1";
@@ -64,32 +60,10 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
 
 #[test]
 fn a_pipelines_checkpoint_resumes_without_one_and_the_reverse() {
-    let folder = tempdir().expect("a folder");
-    let whole = paceline(
-        folder.path(),
-        &format!("train {JOB} --epochs 2 --run-dir whole --nproc-per-node 1"),
+    let line = format!("{JOB} --epochs 2");
+    resumes_elsewhere(
+        &line,
+        "--nproc-per-node 2 --pp 2",
+        "--nproc-per-node 4 --pp 4",
     );
-    let whole = whole.is_well().hash().to_owned();
-    let job = start(
-        folder.path(),
-        &format!("train {JOB} --epochs 2 --run-dir run --nproc-per-node 2 --pp 2 --save-every 3"),
-    );
-    job.has_printed("epoch 1/2");
-    job.signal(Signal::KILL);
-    assert_eq!(job.ended(LIMIT).code, None, "killed");
-    let resumed = start(
-        folder.path(),
-        "train --resume run --nproc-per-node 1 --pp 1 --save-every 3",
-    );
-    resumed.has_printed("resumed   after step ");
-    resumed.signal(Signal::INT);
-    let stopped = resumed.ended(LIMIT);
-    assert!(stopped.out.contains("stopped by"), "{}", stopped.out);
-    let last = paceline(
-        folder.path(),
-        "train --resume run --nproc-per-node 4 --pp 4 --schedule gpipe",
-    );
-    assert_eq!(last.is_well().hash(), whole);
-    let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
-    assert!(written.out.starts_with("The"), "{}", written.out);
 }

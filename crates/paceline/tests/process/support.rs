@@ -294,6 +294,35 @@ impl Ended {
     }
 }
 
+/// Checks that a job of two epochs ends with the bits of one rank if it is killed in the layout `first`, stopped on one rank, and
+/// ended in the layout `last`, and that its model writes text.
+#[track_caller]
+pub(crate) fn resumes_elsewhere(job: &str, first: &str, last: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let whole = paceline(
+        folder.path(),
+        &format!("train {job} --run-dir whole --nproc-per-node 1"),
+    );
+    let whole = whole.is_well().hash().to_owned();
+    let line = format!("train {job} --run-dir run {first} --save-every 3");
+    let killed = start(folder.path(), &line);
+    killed.has_printed("epoch 1/2");
+    killed.signal(Signal::KILL);
+    assert_eq!(killed.ended(LIMIT).code, None, "killed");
+    let resumed = start(
+        folder.path(),
+        "train --resume run --nproc-per-node 1 --pp 1 --save-every 3",
+    );
+    resumed.has_printed("resumed   after step ");
+    resumed.signal(Signal::INT);
+    let stopped = resumed.ended(LIMIT);
+    assert!(stopped.out.contains("stopped by"), "{}", stopped.out);
+    let line = format!("train --resume run {last} --schedule gpipe");
+    assert_eq!(paceline(folder.path(), &line).is_well().hash(), whole);
+    let written = paceline(folder.path(), "generate run The --tokens 5 --seed 1");
+    assert!(written.out.starts_with("The"), "{}", written.out);
+}
+
 /// The records of a run.
 pub(crate) fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");

@@ -1,6 +1,9 @@
 //! Lost ranks and bad input end as errors on every rank.
 
 use burn::tensor::{Int, Tensor};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::Ddp;
+use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions};
 
@@ -32,6 +35,31 @@ impl MicroBatches<Tensor<2, Int>, Tensor<3>> for Ends {
     }
 }
 
+/// The errors of a step of two pipelines of two stages, of which the second one loses its last stage.
+pub(crate) fn losing_the_last(
+    make: impl Fn(&ProcessGroup) -> (Pipeline<3>, Ddp, Gpt) + Sync,
+) -> Vec<String> {
+    let errors = ranks(4, |group| {
+        let rank = group.rank();
+        let (mut pipeline, mut ddp, net) = make(&group);
+        drop(group);
+        let lost = if rank == 3 { 1 } else { usize::MAX };
+        let step = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pipeline.step(&mut ddp, &net, |pipeline, shard| {
+                let data = data(0, shard.shard(), &options(2, 2));
+                pipeline.shard(shard, &Ends(data, lost))?;
+                Ok::<_, PipelineError>(())
+            })
+        }));
+        match step {
+            Ok(step) => step.err().expect("the step fails").to_string(),
+            Err(_) => "lost".to_owned(),
+        }
+    });
+    assert_eq!(errors[3], "lost");
+    errors
+}
+
 #[test]
 fn a_lost_rank_is_named_on_all_others_in_every_schedule() {
     for (schedule, chunks) in [
@@ -40,33 +68,10 @@ fn a_lost_rank_is_named_on_all_others_in_every_schedule() {
         (Interleaved, 2),
         (ZeroBubbleH1, 1),
     ] {
-        let errors = ranks(4, |group| {
-            let options = options(2, 2);
-            let rank = group.rank();
-            let layout = layout(2, schedule, chunks);
-            let made = Pipeline::new(&group, gpt(), layout, options);
-            let (mut pipeline, mut ddp, net) = made.expect("a pipeline");
-            drop(group);
-            // The last stage of the second pipeline.
-            let lost = if rank == 3 { 1 } else { usize::MAX };
-            let step = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                pipeline.step(&mut ddp, &net, |pipeline, shard| {
-                    let data = Data {
-                        step: 0,
-                        shard: shard.shard(),
-                        micro_batches: 2,
-                        precision: paceline_ddp::Precision::F32,
-                    };
-                    pipeline.shard(shard, &Ends(data, lost))?;
-                    Ok::<_, PipelineError>(())
-                })
-            }));
-            match step {
-                Ok(step) => step.err().expect("the step fails").to_string(),
-                Err(_) => "lost".to_owned(),
-            }
+        let errors = losing_the_last(|group| {
+            let made = Pipeline::new(group, gpt(), layout(2, schedule, chunks), options(2, 2));
+            made.expect("a pipeline")
         });
-        assert_eq!(errors[3], "lost");
         let [first, stage, neighbour] = [0, 1, 2].map(|rank| &errors[rank]);
         // The neighbour in its pipeline, and the replica of its stage.
         assert!(

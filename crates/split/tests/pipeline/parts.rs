@@ -1,12 +1,8 @@
 //! Pipelines whose stages are cut into parts: the bits are those of the same parts on one rank, and a lost rank is named.
 
-use burn::optim::AdamWConfig;
 use burn::tensor::{Int, Tensor};
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{
-    Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Precision, ZeroRedundancyOptimizer,
-    ZeroStage,
-};
+use paceline_ddp::{Ddp, DdpOptions, GradScaler, GradScalerOptions, Precision, ZeroStage};
 use paceline_nn::Recompute;
 use paceline_split::pipeline::Schedule::*;
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions};
@@ -87,31 +83,15 @@ fn alone(cut: Cut, options: &DdpOptions) -> Outcome {
         let tp = cut.on(&group);
         let net = ParallelGpt::from_gpt(gpt(), &tp).expect("a model");
         let placement = TensorPlacement::new(&group, &tp, &net).expect("slices");
-        let (mut ddp, mut net) = Ddp::new(group, net, options.clone()).expect("a replica");
+        let (mut ddp, net) = Ddp::new(group, net, options.clone()).expect("a replica");
         let joined = ddp.join_parts(tp.group(), &net, |id| placement.pieces(id));
         joined.expect("it is alone");
         ddp.set_placement(placement);
-        let mut optimizer = AdamWConfig::new().init();
-        let mut steps = Vec::new();
-        for step in 0..STEPS {
-            let reduced = ddp.step(&net, |shard| {
-                let data = data(step, shard.shard(), options);
-                let (tp, ends) = (tp.clone(), Ends::Never);
-                let data = Cuts { data, tp, ends };
-                for micro_batch in 0..data.count() {
-                    let output = shard.model()?.forward(data.input(micro_batch));
-                    let loss = data.loss(micro_batch, output);
-                    let value = loss.clone().into_scalar::<f32>();
-                    shard.backward(loss, data.weight(micro_batch))?;
-                    shard.add(0, value * data.weight(micro_batch));
-                }
-                Ok::<_, DdpError>(())
-            });
-            let reduced = reduced.expect("a step");
-            steps.push(outcome(&reduced));
-            net = optimizer.step(0.01, net, reduced.grads);
-        }
-        (ddp.sha256(&net).expect("a hash"), steps)
+        steps_alone(ddp, net, ParallelGpt::forward, |step, shard| Cuts {
+            data: data(step, shard, options),
+            tp: tp.clone(),
+            ends: Ends::Never,
+        })
     })
     .remove(0)
 }
@@ -129,32 +109,12 @@ fn train(
     let mesh = DeviceMesh::new(world, &[("dp", dp), ("pp", layout.ranks), ("tp", along_tp)])?;
     let tp = cut.on(mesh.group("tp")?);
     let net = ParallelGpt::from_gpt(gpt(), &tp).expect("a model");
-    let (mut pipeline, mut ddp, mut net) = Pipeline::on(mesh, net, layout, options.clone())?;
-    let mut whole = AdamWConfig::new().init();
-    let mut sharded = None;
-    if let Some(stage) = cut.zero {
-        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage)?;
-        net = made.1;
-        sharded = Some(made.0);
-    }
-    let mut steps = Vec::new();
-    for step in 0..STEPS {
-        let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
-            let data = data(step, shard.shard(), options);
-            let tp = tp.clone();
-            let data = Cuts { data, tp, ends };
-            for (micro_batch, loss) in pipeline.shard(shard, &data)?.into_iter().enumerate() {
-                shard.add(0, loss * data.weight(micro_batch));
-            }
-            Ok::<_, PipelineError>(())
-        })?;
-        steps.push(outcome(&reduced));
-        net = match &mut sharded {
-            Some(sharded) => sharded.step(0.01, net, reduced.grads)?,
-            None => whole.step(0.01, net, reduced.grads),
-        };
-    }
-    Ok((ddp.sha256(&net)?, steps))
+    let made = Pipeline::on(mesh, net, layout, options.clone())?;
+    steps_in_pipeline(made, cut.zero, |step, shard| Cuts {
+        data: data(step, shard, options),
+        tp: tp.clone(),
+        ends,
+    })
 }
 
 fn check(

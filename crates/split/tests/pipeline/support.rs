@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -10,7 +11,9 @@ use paceline_ddp::{
     BucketCaps, Ddp, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
 };
 use paceline_nn::gpt::{Gpt, GptConfig};
-use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
+use paceline_split::pipeline::{
+    MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule, Sequential,
+};
 
 pub(crate) const CONFIG: GptConfig = GptConfig {
     vocabulary: 11,
@@ -155,32 +158,47 @@ pub(crate) fn counts(options: &DdpOptions) -> Vec<usize> {
 /// Trains on one rank; shard `i` has `counts[i]` micro-batches.
 pub(crate) fn alone_with(options: &DdpOptions, counts: &[usize]) -> Outcome {
     ranks(1, |group| {
-        let (mut ddp, mut net) = Ddp::new(group, gpt(), options.clone()).expect("a replica");
-        let mut optimizer = AdamWConfig::new().init();
-        let mut steps = Vec::new();
-        for step in 0..STEPS {
-            let reduced = ddp.step(&net, |shard| {
-                let data = Data {
-                    micro_batches: counts[shard.shard()],
-                    ..data(step, shard.shard(), options)
-                };
-                shard.micro_batches(data.count());
-                for micro_batch in 0..data.count() {
-                    let output = shard.model()?.forward(data.input(micro_batch));
-                    let loss = data.loss(micro_batch, output);
-                    let value = loss.clone().into_scalar::<f32>();
-                    shard.backward(loss, data.weight(micro_batch))?;
-                    shard.add(0, value * data.weight(micro_batch));
-                }
-                Ok::<_, paceline_ddp::DdpError>(())
-            });
-            let reduced = reduced.expect("a step");
-            steps.push(outcome(&reduced));
-            net = optimizer.step(0.01, net, reduced.grads);
-        }
-        (ddp.sha256(&net).expect("a hash"), steps)
+        let (ddp, net) = Ddp::new(group, gpt(), options.clone()).expect("a replica");
+        let of_shard = |step, shard| with_count(data(step, shard, options), counts);
+        steps_alone(ddp, net, Gpt::forward, of_shard)
     })
     .remove(0)
+}
+
+fn with_count(data: Data, counts: &[usize]) -> Data {
+    Data {
+        micro_batches: counts[data.shard],
+        ..data
+    }
+}
+
+/// Trains without a pipeline, with the data of each step and shard.
+pub(crate) fn steps_alone<M: Module, O, B: MicroBatches<Tensor<2, Int>, O>>(
+    mut ddp: Ddp,
+    mut net: M,
+    forward: impl Fn(&M, Tensor<2, Int>) -> O,
+    data: impl Fn(usize, usize) -> B,
+) -> Outcome {
+    let mut optimizer = AdamWConfig::new().init();
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let reduced = ddp.step(&net, |shard| {
+            let data = data(step, shard.shard());
+            shard.micro_batches(data.count());
+            for micro_batch in 0..data.count() {
+                let output = forward(&shard.model()?, data.input(micro_batch));
+                let loss = data.loss(micro_batch, output);
+                let value = loss.clone().into_scalar::<f32>();
+                shard.backward(loss, data.weight(micro_batch))?;
+                shard.add(0, value * data.weight(micro_batch));
+            }
+            Ok::<_, paceline_ddp::DdpError>(())
+        });
+        let reduced = reduced.expect("a step");
+        steps.push(outcome(&reduced));
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    (ddp.sha256(&net).expect("a hash"), steps)
 }
 
 pub(crate) fn train(
@@ -199,7 +217,17 @@ pub(crate) fn train_with(
     counts: &[usize],
     stage: Option<ZeroStage>,
 ) -> Result<Outcome, PipelineError> {
-    let (mut pipeline, mut ddp, mut net) = Pipeline::new(group, gpt(), layout, options.clone())?;
+    let made = Pipeline::new(group, gpt(), layout, options.clone())?;
+    let of_shard = |step, shard| with_count(data(step, shard, options), counts);
+    steps_in_pipeline(made, stage, of_shard)
+}
+
+/// Trains in a pipeline, with the data of each step and shard, and with a sharded optimizer if there is a `stage`.
+pub(crate) fn steps_in_pipeline<M: Sequential<3>, B: MicroBatches<M::Input, M::Output>>(
+    (mut pipeline, mut ddp, mut net): (Pipeline<3>, Ddp, M),
+    stage: Option<ZeroStage>,
+    data: impl Fn(usize, usize) -> B,
+) -> Result<Outcome, PipelineError> {
     let mut whole = AdamWConfig::new().init();
     let mut sharded = None;
     if let Some(stage) = stage {
@@ -215,10 +243,7 @@ pub(crate) fn train_with(
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
-            let data = Data {
-                micro_batches: counts[shard.shard()],
-                ..data(step, shard.shard(), options)
-            };
+            let data = data(step, shard.shard());
             for (micro_batch, loss) in pipeline.shard(shard, &data)?.into_iter().enumerate() {
                 shard.add(0, loss * data.weight(micro_batch));
             }

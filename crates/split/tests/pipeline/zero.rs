@@ -8,7 +8,7 @@ use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
 use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
 
-use crate::failures::Ends;
+use crate::failures::losing_the_last;
 use crate::support::*;
 
 const STAGES: [ZeroStage; 3] = [
@@ -154,26 +154,11 @@ fn parts_that_are_joined_after_the_optimizer_is_sharded_are_refused() {
 #[test]
 fn a_lost_rank_ends_the_gathers_of_its_replica_and_its_neighbours() {
     for (schedule, chunks) in SCHEDULES {
-        let errors = ranks(4, |group| {
-            let rank = group.rank();
-            let made = stage_3(&group, layout(2, schedule, chunks), options(2, 2));
-            let (mut pipeline, mut ddp, _optimizer, net) = made.expect("a pipeline");
-            drop(group);
-            let step = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                pipeline.step(&mut ddp, &net, |pipeline, shard| {
-                    let data = data(0, shard.shard(), &options(2, 2));
-                    // The last stage of the second pipeline.
-                    let lost = if rank == 3 { 1 } else { usize::MAX };
-                    pipeline.shard(shard, &Ends(data, lost))?;
-                    Ok::<_, PipelineError>(())
-                })
-            }));
-            match step {
-                Ok(step) => step.err().expect("the step fails").to_string(),
-                Err(_) => "lost".to_owned(),
-            }
+        let errors = losing_the_last(|group| {
+            let made = stage_3(group, layout(2, schedule, chunks), options(2, 2));
+            let (pipeline, ddp, _, net) = made.expect("a pipeline");
+            (pipeline, ddp, net)
         });
-        assert_eq!(errors[3], "lost");
         for (rank, error) in errors[..3].iter().enumerate() {
             let is_named = error.contains("rank 3 of the job: rank ");
             assert!(is_named, "{schedule}, rank {rank}: {error}");
