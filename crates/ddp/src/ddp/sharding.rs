@@ -182,10 +182,7 @@ impl Ddp {
             return Ok(());
         };
         f(sharded).map_err(|error| {
-            // An error along another dimension of a mesh has no culprit among the replicas but this rank.
-            let is_along = matches!(error, DdpError::Along { .. });
-            let culprit = error.culprit().filter(|_| !is_along);
-            sharded.give_up(culprit, &error.to_string());
+            sharded.give_up(&error.to_string());
             self.located(error)
         })
     }

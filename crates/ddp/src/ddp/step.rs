@@ -275,7 +275,7 @@ impl Ddp {
             parts.abort(&why());
         }
         match &self.sharded {
-            Some(sharded) if is_awaited || sharded.has_met() => sharded.give_up(None, &why()),
+            Some(sharded) if is_awaited || sharded.has_met() => sharded.give_up(&why()),
             None if is_awaited && self.group.world() > 1 => self.group.abort(&why()),
             _ => {}
         }
@@ -358,7 +358,7 @@ impl Ddp {
         let is_own = matches!(error, DdpError::Device(_))
             || matches!(error.collective(), Some(Memory { .. }));
         match &self.sharded {
-            Some(sharded) if is_own => sharded.give_up(None, &error.to_string()),
+            Some(sharded) if is_own => sharded.give_up(&error.to_string()),
             None if is_own && self.group.world() > 1 => self.group.abort(&error.to_string()),
             _ => {}
         }

@@ -141,15 +141,12 @@ impl Sharded {
     }
 
     /// Fails both groups, because this rank does not take part in the gathers any more.
-    pub(crate) fn give_up(&self, culprit: Option<usize>, why: &str) {
+    pub(crate) fn give_up(&self, why: &str) {
         if self.setup.group.world() == 1 {
             return;
         }
         for group in [&self.setup.gathers, &self.setup.group] {
-            match culprit {
-                Some(_) => group.abort_over(culprit, why),
-                None => group.abort(why),
-            }
+            group.abort(why);
         }
     }
 
