@@ -24,6 +24,9 @@ use paceline_nn::{MapParams, map_params};
 /// its hook only fires later than it could.
 const TOKEN_STRIDE: usize = 64;
 
+/// Tokens that are made before Burn's tape is swept: the steps between two tokens take about 100 kB.
+const TOKENS_PER_SWEEP: usize = 16;
+
 /// Receives complete gradients in the order in which the backward pass finishes them.
 pub(crate) trait GradientSink: Send + Sync {
     /// The gradient of parameter `index`, row-major, for the current backward pass. On a GPU it may not be computed yet; only
@@ -43,10 +46,18 @@ impl Tokens {
     ///
     /// *Cost*: `64 * count` one-element additions, once.
     pub(crate) fn new(count: usize, device: &Device) -> Self {
-        let deeper = |tip: &Point| Some(tip.deeper(TOKEN_STRIDE));
-        let tokens = std::iter::successors(Some(Point::on(device)), deeper);
+        let origin = Point::on(device);
+        let mut points = Vec::with_capacity(count);
+        let mut tip = origin.clone();
+        for index in 0..count {
+            points.push(tip.clone());
+            tip = tip.deeper(TOKEN_STRIDE);
+            if index % TOKENS_PER_SWEEP == 0 {
+                origin.sweep();
+            }
+        }
         Self {
-            points: tokens.take(count).collect(),
+            points,
             device: device.clone().inner(),
         }
     }

@@ -73,6 +73,11 @@ impl Point {
         Self((0..depth).fold(self.0.clone(), |tip, _| tip.add_scalar(0.0)))
     }
 
+    /// Frees the nodes that nothing refers to any more. Burn does this in a backward pass only.
+    pub fn sweep(&self) {
+        drop(Self::leaf(&self.0).backward());
+    }
+
     /// Whether a backward pass from here reaches anything.
     pub fn is_tracked(&self) -> bool {
         self.0.is_tracked()
