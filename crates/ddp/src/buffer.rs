@@ -250,6 +250,14 @@ pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
     }
 }
 
+/// As [`floats`], of data that nobody needs any more.
+fn into_floats(data: TensorData) -> Vec<f32> {
+    match data.dtype() {
+        DType::F16 | DType::BF16 => floats(&data).into_owned(),
+        _ => data.try_into_vec().expect("f32, or `floats` panics too"),
+    }
+}
+
 fn widened<E: Element>(data: &TensorData) -> Vec<f32>
 where
     [E]: HalfFloatSliceExt,
@@ -350,9 +358,10 @@ pub(crate) fn sliced<M: Module>(
 
 /// Reads whole parameters or slices in f32, row-major, by id.
 ///
-/// *Cost*: one read for all of them. *Errors*: the device cannot be read.
+/// *Cost*: one read for all of them; no copy of f32 values in ordinary memory that only `model` holds. *Errors*: the device
+/// cannot be read.
 pub(crate) fn read_parameters<M: Module>(
-    model: &M,
+    model: M,
     wanted: impl Fn(ParamId) -> bool,
 ) -> Result<HashMap<ParamId, Vec<f32>>, DdpError> {
     let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
@@ -360,9 +369,9 @@ pub(crate) fn read_parameters<M: Module>(
         values.map(|values| (id, values))
     });
     model.visit(&mut walk);
+    drop(model);
     let (ids, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
-    let values = read(tensors, "weights")?;
-    let values = values.iter().map(|data| floats(data).into_owned());
+    let values = read(tensors, "weights")?.into_iter().map(into_floats);
     Ok(ids.into_iter().zip(values).collect())
 }
 

@@ -203,8 +203,7 @@ impl ZeroRedundancyOptimizer {
         });
         let own = buffer::sliced(model.clone(), &self.owned, taken.collect());
         let own = self.inner.step(rate, own, grads);
-        let mut read = buffer::read_parameters(&own, |id| self.owned.contains_key(&id))?;
-        drop(own);
+        let mut read = buffer::read_parameters(own, |id| self.owned.contains_key(&id))?;
         let ids = self.parameters.iter().map(|(id, _)| id).enumerate();
         let mut values = HashMap::new();
         for (index, id) in ids {

@@ -79,7 +79,7 @@ impl Ddp {
         let Some(rounds) = self.rounds.as_mut().filter(|rounds| !rounds.is_in_sync) else {
             return Ok(model);
         };
-        let mut values = buffer::read_parameters(&model, |id| self.index.contains_key(&id))?;
+        let mut values = buffer::read_parameters(model.clone(), |id| self.index.contains_key(&id))?;
         for entry in &self.parameters {
             let Some(own) = values.get_mut(&entry.id) else {
                 continue;
@@ -119,7 +119,8 @@ impl Ddp {
             return Ok(());
         }
         if rounds.is_in_sync && rounds.options.outer.is_some() {
-            rounds.anchor = buffer::read_parameters(model, |id| self.index.contains_key(&id))?;
+            let wanted = |id| self.index.contains_key(&id);
+            rounds.anchor = buffer::read_parameters(model.clone(), wanted)?;
         }
         rounds.is_in_sync = false;
         Ok(())

@@ -20,8 +20,8 @@ use crate::plan::{Bucket, BucketPlan};
 use crate::timeline::BucketTiming;
 use crate::zero::{Shares, ZeroStage};
 
-/// Buckets whose memory is on its way to the other ranks at once, if it is pooled: one moves while the next waits for it.
-pub(crate) const IN_FLIGHT: usize = 2;
+/// Buckets that are on their way to the other ranks while the next is filled, if their memory is pooled. Two were no faster.
+pub(crate) const IN_FLIGHT: usize = 1;
 
 /// The sums of one bucket over all shards, still to be divided by `weight`.
 pub(super) struct Arrived<'a> {

@@ -17,7 +17,7 @@ pub enum ZeroStage {
     /// gradient arrives, and gives it back during the backward pass, once this rank's slice has been copied out.
     ///
     /// *Memory*: with one shard per rank (`DdpOptions::shards` is the number of ranks), the gradients of
-    /// `parameters / world` elements and three buckets. A rank with several shards adds them up in the buckets, so all
+    /// `parameters / world` elements and two buckets. A rank with several shards adds them up in the buckets, so all
     /// buckets keep their memory until its last shard. A parameter that a step does not use keeps later buckets waiting until
     /// the backward pass ends.
     Gradients,
@@ -29,7 +29,7 @@ pub enum ZeroStage {
     /// statistics stay whole on every rank. A block runs at most once in a pass, and blocks run in the order of their indices.
     ///
     /// *Memory*: weights, gradients and optimizer state of `parameters / world` elements; one block's weights, the next one's
-    /// on their way, and the gradients of three blocks, with one shard per rank. *Cost*: two gathers of the weights per pass on
+    /// on their way, and the gradients of two blocks, with one shard per rank. *Cost*: two gathers of the weights per pass on
     /// top of the reduce-scatter, 1.5 times the bytes of an all-reduce with one pass per step; the blocks' forward passes twice.
     Parameters,
 }

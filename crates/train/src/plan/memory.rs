@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::stages::{Passes, Stage};
 use super::{Cluster, Layout, MOMENTS, ModelCosts, VALUE_BYTES, Way, Workload};
 
-/// Gradient buckets that hold memory at once at stages 2 and 3 of ZeRO: two on their way and one being filled.
-const POOLED_BUCKETS: f64 = 3.0;
+/// Gradient buckets that hold memory at once at stages 2 and 3 of ZeRO: one on its way and one being filled.
+const POOLED_BUCKETS: f64 = 2.0;
 /// Memory of the rank that needs most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Memory {

@@ -107,11 +107,11 @@ fn replicas_share_the_shards_and_zero_deals_the_state_out() {
     };
     near(zero(1, false).memory.optimizer, 20e6);
     near(zero(1, false).memory.buckets, 40e6);
-    near(zero(2, false).memory.buckets, 3e6);
+    near(zero(2, false).memory.buckets, 2e6);
     let three = zero(3, true);
     // What is outside of layers is whole.
     near(three.memory.weights, 8e6 + 32e6 / 4.0 + 2.0 * 4e6);
-    near(three.memory.buckets, 3.0 * 4e6);
+    near(three.memory.buckets, 2.0 * 4e6);
     near(three.wire, 1.5 * ddp.wire);
     // Inputs of eight layers, one layer, and what is outside.
     let for_a_sample = 8.0 * 4e3 + 2e6 + 1e6;
