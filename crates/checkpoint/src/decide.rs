@@ -28,7 +28,7 @@ where
     });
     let message = message.map(|message| serde_json::to_vec(&message).expect("plain data encodes"));
     let message = group.broadcast_bytes(message.as_deref(), 0)?;
-    let blame = || group.page().slot(group.local_rank()).set_victim_of(0);
+    let blame = || group.blame(0);
     if let Some(own) = own {
         // A rank that blames itself fails on behalf of all.
         return Ok(own.inspect_err(|_| blame()));

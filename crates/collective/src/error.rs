@@ -214,6 +214,20 @@ pub enum Error {
         /// The launcher's words.
         text: String,
     },
+    /// Nothing can form the group of the ranks that are left.
+    #[error("this job does not go on without the lost ranks: {reason}")]
+    NoRecovery {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The other ranks have given this one up and go on without it.
+    #[error("rank {rank} was given up: generation {generation} of the group goes on without it")]
+    Fenced {
+        /// This rank, by its number in the group that it was in.
+        rank: usize,
+        /// The generation that it is not in.
+        generation: u64,
+    },
     /// A peer sent something that no correct peer sends.
     #[error("rank {peer} broke the protocol{}: {reason}", During(during))]
     Wire {

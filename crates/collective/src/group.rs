@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::page::{self, JobPage, Phase};
+use paceline_rendezvous::page::{self, JobPage, Phase, Slot};
 use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
@@ -276,6 +276,12 @@ impl ProcessGroup {
         self.0.status.page()
     }
 
+    /// This rank's slot on the page. Its number is that of the rank's first generation, so it may differ from
+    /// [`local_rank`](Self::local_rank).
+    pub fn slot(&self) -> Slot {
+        self.0.status.slot()
+    }
+
     /// Deadline of each operation.
     pub fn timeout(&self) -> Duration {
         self.0.options.timeout
@@ -313,6 +319,11 @@ impl ProcessGroup {
     pub fn dump_flight(&self) -> Dump {
         let dump = self.0.status.dump_flight();
         dump.expect("a group has a recorder from its beginning")
+    }
+
+    /// Tells the launcher that this process fails because of `rank`, so that it reports that one as the cause.
+    pub fn blame(&self, rank: usize) {
+        self.0.status.blame(rank);
     }
 
     /// Gives up: fails the group here and on all peers, unless it has failed before. If another group of this rank has failed

@@ -65,6 +65,7 @@ mod error;
 mod executor;
 pub mod flight;
 mod fold;
+mod generation;
 mod group;
 mod handover;
 mod local;

@@ -215,6 +215,11 @@ impl Status {
         &self.page
     }
 
+    /// This rank's own slot.
+    pub(crate) fn slot(&self) -> Slot {
+        self.board.slot.clone()
+    }
+
     pub(crate) fn world(&self) -> usize {
         self.peers.len()
     }
@@ -254,7 +259,7 @@ impl Status {
             return first.clone();
         }
         if let Some(culprit) = error.culprit().filter(|culprit| *culprit != self.rank) {
-            self.board.slot.set_victim_of(self.global(culprit));
+            self.blame(culprit);
         }
         *latch = Some(error.clone());
         self.failed.store(true, Ordering::Release);
@@ -265,6 +270,11 @@ impl Status {
             waiters.wake();
         }
         error
+    }
+
+    /// Says on the page that this process fails because of a rank of this group.
+    pub(crate) fn blame(&self, rank: usize) {
+        self.board.slot.set_victim_of(self.global(rank));
     }
 
     /// The rank of this group because of which this process fails, in any of its groups.

@@ -20,7 +20,7 @@ impl ProcessGroup {
     pub fn stop_on_signal(&self) -> io::Result<()> {
         let page = self.page();
         stop::listen(page.has_launcher())?;
-        page.slot(self.local_rank()).set_polls_stop();
+        self.slot().set_polls_stop();
         Ok(())
     }
 
@@ -65,8 +65,7 @@ impl ProcessGroup {
 
     /// Tells the launcher that this rank, as all others, stops after `step` steps because of `signal`.
     pub fn set_stopped(&self, signal: StopSignal, step: u64) {
-        let slot = self.page().slot(self.local_rank());
-        slot.set_stopped(Stopped { signal, step });
+        self.slot().set_stopped(Stopped { signal, step });
     }
 }
 

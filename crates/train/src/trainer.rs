@@ -100,7 +100,7 @@ fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
     match spokesman {
         // All ranks have this error; otherwise the launcher would report the one that happens to exit first.
         Some(rank) if rank != group.rank() => {
-            group.page().slot(group.local_rank()).set_victim_of(rank);
+            group.blame(rank);
         }
         Some(_) => {}
         // A failed group keeps its first cause; otherwise the others get ours.

@@ -694,7 +694,6 @@ impl<M: Module> ShardStep<'_, M> {
 pub(super) fn blame(group: &ProcessGroup, error: &DdpError) {
     let others = error.culprit().filter(|culprit| *culprit != group.rank());
     if let Some(culprit) = others {
-        let culprit = group.global_rank(culprit);
-        group.page().slot(group.local_rank()).set_victim_of(culprit);
+        group.blame(culprit);
     }
 }

@@ -317,11 +317,7 @@ impl<'a, M: LearnerModel> Run<'a, M> {
             Verdict::Fail(failures) if interrupter.error().is_none() => {
                 // Makes the launcher report the rank that failed, not the one that exits first.
                 if let Some((culprit, _)) = failures.first() {
-                    let group = self.ddp.group();
-                    group
-                        .page()
-                        .slot(group.local_rank())
-                        .set_victim_of(*culprit);
+                    self.ddp.group().blame(*culprit);
                 }
                 interrupter.fail(worker_failures(failures));
             }
