@@ -47,7 +47,7 @@ impl Entry {
 /// Lists a module's tensors in registration order, each id once.
 pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
     let buffers = buffer_ids(model);
-    let mut walk = Walk::new(|path: &str, id, role, tensor: TensorRef<'_>| {
+    let found = walk(model, |path, id, role, tensor| {
         let role = if buffers.contains(&id) {
             Role::Buffer
         } else {
@@ -62,10 +62,9 @@ pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
             block: visited_block().filter(|_| !visited_is_shared()),
         })
     });
-    model.visit(&mut walk);
     let mut places = HashMap::new();
-    let mut entries: Vec<Entry> = Vec::with_capacity(walk.found.len());
-    for entry in walk.found {
+    let mut entries: Vec<Entry> = Vec::with_capacity(found.len());
+    for entry in found {
         match places.entry(entry.id) {
             hash_map::Entry::Vacant(place) => {
                 place.insert(entries.len());
@@ -83,11 +82,9 @@ pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
 /// Id and path of every tensor of a module in registration order, each id once.
 pub(crate) fn paths<M: Module>(model: &M) -> Vec<(u64, String)> {
     let mut seen = HashSet::new();
-    let mut walk = Walk::new(|path: &str, id: ParamId, _, _: TensorRef<'_>| {
+    walk(model, |path, id, _, _| {
         seen.insert(id).then(|| (id.val(), path.to_string()))
-    });
-    model.visit(&mut walk);
-    walk.found
+    })
 }
 
 /// A tensor of a module, to read later.
@@ -125,7 +122,7 @@ pub(crate) fn handles<M: Module>(model: &M) -> Vec<Handle> {
     // `valid()` folds the statistics that the last forward pass left pending into their values.
     let model = model.valid();
     let mut seen = HashSet::new();
-    let mut walk = Walk::new(|path: &str, id, _, tensor: TensorRef<'_>| {
+    walk(&model, |path, id, _, tensor| {
         seen.insert(id).then(|| Handle {
             id,
             path: path.to_string(),
@@ -134,9 +131,7 @@ pub(crate) fn handles<M: Module>(model: &M) -> Vec<Handle> {
             dtype: tensor.dtype,
             read: tensor.read,
         })
-    });
-    model.visit(&mut walk);
-    walk.found
+    })
 }
 
 /// Writes tensors back by path; tensors whose path is not in `values` keep their data.
@@ -158,12 +153,11 @@ pub(crate) fn read_buffers<M: Module>(
     mut each: impl FnMut(usize, &[f32]),
 ) -> Result<(), DdpError> {
     let model = model.valid();
-    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+    let found = walk(&model, |_, id, _, tensor| {
         let at = *wanted.get(&id)?;
         (tensor.flat)().map(|values| (at, values))
     });
-    model.visit(&mut walk);
-    let (places, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
+    let (places, tensors): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let values = read(tensors, "running statistics")?;
     for (at, data) in places.into_iter().zip(&values) {
         each(at, &floats(data));
@@ -225,12 +219,11 @@ fn typed<M: Module>(
     model: &M,
     mut values: HashMap<ParamId, Vec<f32>>,
 ) -> HashMap<ParamId, TensorData> {
-    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+    let found = walk(model, |_, id, _, tensor| {
         let values = values.remove(&id)?;
         Some((id, narrowed(values, tensor.shape.into(), tensor.dtype)))
     });
-    model.visit(&mut walk);
-    walk.found.into_iter().collect()
+    found.into_iter().collect()
 }
 
 /// Sets running statistics to exactly these values.
@@ -338,12 +331,11 @@ pub(crate) fn gradients<M: Module>(
 
 /// The values of `range` of one parameter in row-major order, for fingerprints.
 pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: Range<usize>) -> Option<Tensor<1>> {
-    let mut walk = Walk::new(|_: &str, found, _, tensor: TensorRef<'_>| {
-        let values = (found == id).then(|| (tensor.flat)())?;
+    let mut found = walk(model, |_, visited, _, tensor| {
+        let values = (visited == id).then(|| (tensor.flat)())?;
         values.map(|values| values.slice([range.clone()]))
     });
-    model.visit(&mut walk);
-    walk.found.pop()
+    found.pop()
 }
 
 /// `model` for an optimizer's step: with slices of those parameters that `ranges` names in the place of whole ones, and with
@@ -364,13 +356,12 @@ pub(crate) fn read_parameters<M: Module>(
     model: M,
     wanted: impl Fn(ParamId) -> bool,
 ) -> Result<HashMap<ParamId, Vec<f32>>, DdpError> {
-    let mut walk = Walk::new(|_: &str, id, _, tensor: TensorRef<'_>| {
+    let found = walk(&model, |_, id, _, tensor| {
         let values = wanted(id).then(|| (tensor.flat)())?;
         values.map(|values| (id, values))
     });
-    model.visit(&mut walk);
     drop(model);
-    let (ids, tensors): (Vec<_>, Vec<_>) = walk.found.into_iter().unzip();
+    let (ids, tensors): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let values = read(tensors, "weights")?.into_iter().map(into_floats);
     Ok(ids.into_iter().zip(values).collect())
 }
@@ -409,11 +400,9 @@ fn buffer_ids<M: Module>(model: &M) -> HashSet<ParamId> {
         }
     }
     let frozen = |model: &M| {
-        let mut walk = Walk::new(|_: &str, id, role, tensor: TensorRef<'_>| {
+        walk(model, |_, id, role, tensor| {
             (role == Role::Constant && tensor.dtype.is_float()).then(|| (id, (tensor.read)()))
-        });
-        model.visit(&mut walk);
-        walk.found
+        })
     };
     let _ = model.valid();
     let before = frozen(model);
@@ -442,37 +431,32 @@ struct TensorRef<'a> {
     dtype: DType,
 }
 
-/// A visitor that tracks paths and calls a function for every tensor.
-struct Walk<F, R> {
+/// Calls `each` for every tensor of a module with its path, and collects the results.
+fn walk<M: Module, R>(
+    model: &M,
+    mut each: impl FnMut(&str, ParamId, Role, TensorRef<'_>) -> Option<R>,
+) -> Vec<R> {
+    let mut found = Vec::new();
+    model.visit(&mut Walk {
+        path: Vec::new(),
+        each: &mut |path, id, role, tensor| found.extend(each(path, id, role, tensor)),
+    });
+    found
+}
+
+/// The visitor of [`walk`]. One type for all walks, because modules are compiled anew for each type of visitor.
+struct Walk<'a> {
     path: Vec<String>,
-    function: F,
-    found: Vec<R>,
+    each: &'a mut dyn FnMut(&str, ParamId, Role, TensorRef<'_>),
 }
 
-impl<R, F> Walk<F, R>
-where
-    F: FnMut(&str, ParamId, Role, TensorRef<'_>) -> Option<R>,
-{
-    fn new(function: F) -> Self {
-        Self {
-            path: Vec::new(),
-            function,
-            found: Vec::new(),
-        }
-    }
-
+impl Walk<'_> {
     fn found(&mut self, id: ParamId, role: Role, tensor: TensorRef<'_>) {
-        let path = self.path.join(".");
-        if let Some(result) = (self.function)(&path, id, role, tensor) {
-            self.found.push(result);
-        }
+        (self.each)(&self.path.join("."), id, role, tensor);
     }
 }
 
-impl<R, F> ModuleVisitor for Walk<F, R>
-where
-    F: FnMut(&str, ParamId, Role, TensorRef<'_>) -> Option<R>,
-{
+impl ModuleVisitor for Walk<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.to_string());
     }
