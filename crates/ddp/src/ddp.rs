@@ -113,6 +113,8 @@ pub struct Ddp {
     sharded: Option<Arc<Sharded>>,
     options: DdpOptions,
     step: u64,
+    /// Steps that failed, and were undone, with this group.
+    undone: u64,
     is_timed: bool,
     /// The ranks' slices of gradients and optimizer state, with a sharded optimizer.
     shares: Option<Arc<Shares>>,
@@ -247,6 +249,7 @@ impl Ddp {
             sink: reducer.clone(),
             uses: None,
             step: 0,
+            undone: 0,
             is_timed: false,
             shares: None,
             parts: None,

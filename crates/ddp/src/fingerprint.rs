@@ -19,10 +19,17 @@ const WINDOW_ELEMENTS: usize = 16 << 10;
 pub(crate) struct Fingerprint {
     parameters: Vec<(ParamId, String, usize)>,
     every: u64,
-    parameter: usize,
-    offset: usize,
+    /// The next.
+    window: Window,
     chosen: Option<Chosen>,
     pending: Option<Pending>,
+}
+
+/// The start of a window.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Window {
+    parameter: usize,
+    offset: usize,
 }
 
 /// The window to compare next.
@@ -30,12 +37,14 @@ struct Chosen {
     values: Tensor<1>,
     path: String,
     step: u64,
+    window: Window,
 }
 
 struct Pending {
     ticket: Ticket<i64>,
     path: String,
     step: u64,
+    window: Window,
 }
 
 impl Fingerprint {
@@ -48,8 +57,7 @@ impl Fingerprint {
                 .filter(|(_, _, len)| *len > 0)
                 .collect(),
             every,
-            parameter: 0,
-            offset: 0,
+            window: Window::default(),
             chosen: None,
             pending: None,
         }
@@ -65,37 +73,75 @@ impl Fingerprint {
         if !due || self.parameters.is_empty() || self.pending.is_some() {
             return;
         }
-        let (id, path, len) = self.parameters[self.parameter].clone();
-        let end = (self.offset + WINDOW_ELEMENTS).min(len);
-        let values = buffer::window(model, id, self.offset..end);
-        (self.parameter, self.offset) = self.after(end, len);
-        self.chosen = values.map(|values| Chosen { values, path, step });
+        let window = self.window;
+        let (id, path, len) = self.parameters[window.parameter].clone();
+        let end = (window.offset + WINDOW_ELEMENTS).min(len);
+        let values = buffer::window(model, id, window.offset..end);
+        self.window = self.after(end, len);
+        self.chosen = values.map(|values| Chosen {
+            values,
+            path,
+            step,
+            window,
+        });
+    }
+
+    /// The window that the next step compares.
+    pub(crate) fn window(&self) -> Window {
+        let pending = self.pending.as_ref();
+        pending.map_or(self.window, |pending| pending.window)
+    }
+
+    /// Returns to `window` after a failed step. With `keeps_sent`, a fingerprint that was sent waits for the repeated step: the
+    /// other ranks have sent theirs, and the weights are the same.
+    pub(crate) fn undo(&mut self, window: Window, keeps_sent: bool) {
+        self.chosen = None;
+        if self.pending.is_some() && keeps_sent {
+            return;
+        }
+        self.pending = None;
+        self.window = window;
     }
 
     /// Sends the fingerprint of the chosen window; a second call does nothing.
     pub(crate) fn send(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
-        let Some(Chosen { values, path, step }) = self.chosen.take() else {
+        let Some(chosen) = self.chosen.take() else {
             return Ok(());
         };
+        let Chosen {
+            values,
+            path,
+            step,
+            window,
+        } = chosen;
         let values = buffer::read([values], "weights")?;
         let mut hashes = group.buffer::<i64>(group.world())?;
         hashes[group.rank()] = hash64(values[0].as_bytes());
         let ticket = group.all_gather_async(hashes, AllGather::default());
-        self.pending = Some(Pending { ticket, path, step });
+        self.pending = Some(Pending {
+            ticket,
+            path,
+            step,
+            window,
+        });
         Ok(())
     }
 
-    fn after(&self, end: usize, len: usize) -> (usize, usize) {
-        if end < len {
-            (self.parameter, end)
-        } else {
-            ((self.parameter + 1) % self.parameters.len(), 0)
-        }
+    fn after(&self, end: usize, len: usize) -> Window {
+        let Window { parameter, .. } = self.window;
+        let (parameter, offset) = match end < len {
+            true => (parameter, end),
+            false => ((parameter + 1) % self.parameters.len(), 0),
+        };
+        Window { parameter, offset }
     }
 
     /// Compares the fingerprints sent.
     pub(crate) fn check(&mut self) -> Result<(), DdpError> {
-        let Some(Pending { ticket, path, step }) = self.pending.take() else {
+        let Some(Pending {
+            ticket, path, step, ..
+        }) = self.pending.take()
+        else {
             return Ok(());
         };
         let done = ticket.wait()?;

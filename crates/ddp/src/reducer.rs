@@ -119,8 +119,9 @@ pub(crate) struct Setup {
 
 /// An event on the compute thread.
 pub(crate) enum Event {
-    /// A step starts with empty buckets.
-    Step(u64),
+    /// A step starts with empty buckets. The number that ranks compare also counts the steps that were undone, so that a rank
+    /// that undid one alone is noticed.
+    Step { step: u64, undone: u64 },
     /// This shard starts.
     Shard(usize),
     /// A backward pass starts.

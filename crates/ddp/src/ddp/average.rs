@@ -13,14 +13,19 @@ use crate::error::DdpError;
 /// The rounds of local steps between two averages.
 pub(super) struct Rounds {
     options: LocalSgdOptions,
-    /// Whether all ranks have the same weights.
-    pub(super) is_in_sync: bool,
-    /// Whether the last step's weights have not been through [`Ddp::average`].
-    pub(super) is_pending: bool,
+    pub(super) phase: RoundPhase,
     /// The weights at the start of the round, by parameter; with an outer optimizer only.
     anchor: HashMap<ParamId, Vec<f32>>,
     /// The outer optimizer's momentum, by parameter.
     pub(super) momentum: HashMap<ParamId, Vec<f32>>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct RoundPhase {
+    /// Whether all ranks have the same weights.
+    pub(super) is_in_sync: bool,
+    /// Whether the last step's weights have not been through [`Ddp::average`].
+    pub(super) is_pending: bool,
 }
 
 impl Rounds {
@@ -30,8 +35,10 @@ impl Rounds {
         };
         Some(Self {
             options,
-            is_in_sync: true,
-            is_pending: false,
+            phase: RoundPhase {
+                is_in_sync: true,
+                is_pending: false,
+            },
             anchor: HashMap::new(),
             momentum: HashMap::new(),
         })
@@ -66,7 +73,7 @@ impl Ddp {
         let Some(rounds) = &mut self.rounds else {
             return Ok(model);
         };
-        rounds.is_pending = false;
+        rounds.phase.is_pending = false;
         match rounds.ends_before(step) {
             true => self.end_round(model),
             false => Ok(model),
@@ -76,7 +83,11 @@ impl Ddp {
     /// As [`average`](Self::average), but ends a round early, for an evaluation or a checkpoint. All ranks call it after the
     /// same step.
     pub fn end_round<M: Module>(&mut self, model: M) -> Result<M, DdpError> {
-        let Some(rounds) = self.rounds.as_mut().filter(|rounds| !rounds.is_in_sync) else {
+        let Some(rounds) = self
+            .rounds
+            .as_mut()
+            .filter(|rounds| !rounds.phase.is_in_sync)
+        else {
             return Ok(model);
         };
         let mut values = buffer::read_parameters(model.clone(), |id| self.index.contains_key(&id))?;
@@ -103,7 +114,7 @@ impl Ddp {
                 outer.step(anchor, own, momentum);
             }
         }
-        rounds.is_in_sync = true;
+        rounds.phase.is_in_sync = true;
         Ok(buffer::write_parameters(model, values))
     }
 
@@ -112,17 +123,17 @@ impl Ddp {
         let Some(rounds) = &mut self.rounds else {
             return Ok(());
         };
-        if rounds.is_pending {
+        if rounds.phase.is_pending {
             return Err(DdpError::NotAveraged { step });
         }
         if !rounds.is_local(step) {
             return Ok(());
         }
-        if rounds.is_in_sync && rounds.options.outer.is_some() {
+        if rounds.phase.is_in_sync && rounds.options.outer.is_some() {
             let wanted = |id| self.index.contains_key(&id);
             rounds.anchor = buffer::read_parameters(model.clone(), wanted)?;
         }
-        rounds.is_in_sync = false;
+        rounds.phase.is_in_sync = false;
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ impl Ddp {
         if self
             .rounds
             .as_ref()
-            .is_some_and(|rounds| !rounds.is_in_sync)
+            .is_some_and(|rounds| !rounds.phase.is_in_sync)
         {
             return Err(DdpError::NotAveraged { step: self.step }.into());
         }

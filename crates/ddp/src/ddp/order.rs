@@ -41,11 +41,10 @@ impl Ddp {
         if plan == *self.plan {
             return Ok(());
         }
-        self.plan = Arc::new(plan);
-        self.tokens.reorder(&order);
+        let plan = Arc::new(plan);
         let setup = Setup {
             group: self.group.clone(),
-            plan: self.plan.clone(),
+            plan: plan.clone(),
             tree: self.tree.clone(),
             hook: self.options.comm_hook,
             dtype: buffer::dtype_of_sums(&self.parameters),
@@ -55,6 +54,8 @@ impl Ddp {
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         self.reducer = reducer(backend, reduction, &self.device, setup)?;
         self.sink = self.reducer.clone();
+        self.plan = plan;
+        self.tokens.reorder(&order);
         Ok(())
     }
 }

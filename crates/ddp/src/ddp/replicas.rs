@@ -10,7 +10,7 @@ use std::thread;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-use super::step::{Begun, Seat};
+use super::step::{Before, Seat};
 use super::{Ddp, Reduced, ShardStep};
 use crate::error::DdpError;
 use crate::hook::{GradientSink, Tokens};
@@ -48,21 +48,16 @@ impl Ddp {
             let why = "replicas in threads need whole parameters";
             return Err(DdpError::Sharded(why).into());
         }
-        let begun = self.begin(model)?;
-        let mut timeline = Timeline::default();
-        let ran = self.run_replicas(model, devices, &begun, &mut timeline, &run);
-        if let Err(error) = ran {
-            self.undo(model, &begun.start, &error);
-            return Err(error);
-        }
-        Ok(self.end(model, &begun.start, timeline)?)
+        self.attempt(model, |ddp, before, timeline| {
+            ddp.run_replicas(model, devices, before, timeline, &run)
+        })
     }
 
     fn run_replicas<M, E>(
         &self,
         model: &M,
         devices: &[Device],
-        begun: &Begun,
+        before: &Before,
         timeline: &mut Timeline,
         run: &(impl Fn(&mut ShardStep<'_, M>) -> Result<(), E> + Sync),
     ) -> Result<(), E>
@@ -97,7 +92,7 @@ impl Ddp {
                 let model = model.valid().train().fork(device);
                 let name = format!("rank{}/replica{at}", self.group.rank());
                 let thread = thread::Builder::new().name(name);
-                let thread = thread.spawn_scoped(scope, move || replica.run(&model, begun, run));
+                let thread = thread.spawn_scoped(scope, move || replica.run(&model, before, run));
                 let thread = thread
                     .map_err(|error| DdpError::Device(format!("cannot start a thread: {error}")))?;
                 replicas.push((thread, receiver));
@@ -146,12 +141,12 @@ impl<E: From<DdpError>> Replica<'_, E> {
     fn run<M: Module>(
         self,
         model: &M,
-        begun: &Begun,
+        before: &Before,
         run: &impl Fn(&mut ShardStep<'_, M>) -> Result<(), E>,
     ) {
         let own = (self.first..self.shards.end).step_by(self.stride);
         for shard in own {
-            let ran = self.one(model, shard, begun, run);
+            let ran = self.one(model, shard, before, run);
             // Without a receiver, the step has failed elsewhere.
             if self.sender.send(ran).is_err() {
                 return;
@@ -163,12 +158,12 @@ impl<E: From<DdpError>> Replica<'_, E> {
         &self,
         model: &M,
         shard: usize,
-        begun: &Begun,
+        before: &Before,
         mut run: &impl Fn(&mut ShardStep<'_, M>) -> Result<(), E>,
     ) -> Result<Ran, E> {
         let ddp = self.ddp;
         if shard != self.first {
-            ddp.write_buffers(model, &begun.start);
+            ddp.write_buffers(model, &before.statistics);
         }
         let words = Arc::new(Words {
             device: ddp.device.clone().inner(),
@@ -179,7 +174,7 @@ impl<E: From<DdpError>> Replica<'_, E> {
             (*self.device != ddp.device).then(|| Tokens::new(ddp.parameters.len(), self.device));
         let seat = Seat {
             shard,
-            wish: begun.wish.filter(|_| shard == self.shards.start),
+            wish: before.wish.filter(|_| shard == self.shards.start),
             device: self.device,
             tokens: tokens.as_ref().unwrap_or(&ddp.tokens),
             sink: &sink,

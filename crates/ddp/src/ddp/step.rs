@@ -12,9 +12,11 @@ use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
 use super::Ddp;
+use super::average::RoundPhase;
 use crate::buffer;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
+use crate::fingerprint::Window;
 use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
@@ -69,10 +71,11 @@ impl Ddp {
     ///
     /// *Blocks*: until the gradients of all ranks have arrived, at most the group's timeout per bucket.
     ///
-    /// *Errors*: those of `run` and of the collectives. If `run` fails before a bucket was sent, this rank's step is undone
-    /// and the next call starts afresh. The other ranks must then have failed in the same step; otherwise all ranks get an
-    /// error about the different step numbers. If `run` fails after a bucket was sent, the group is aborted, because the
-    /// other ranks wait for the rest.
+    /// *Errors*: those of `run` and of the collectives. After any error, the model's running statistics and this `Ddp` are as
+    /// they were before the call, so the next call repeats the step with the same random numbers. If `run` fails before a
+    /// bucket was sent, the other ranks must have failed in the same step; otherwise the next step fails on all ranks with an
+    /// error about the different step numbers. If `run` fails after a bucket was sent, the group is aborted, because the other
+    /// ranks wait for the rest.
     pub fn step<M, E>(
         &mut self,
         model: &M,
@@ -87,33 +90,57 @@ impl Ddp {
             page::tell_misconfigured(true);
             return Err(DdpError::SyncBatchNorm { shards, world }.into());
         }
-        let begun = self.begin(model);
-        let begun = begun.map_err(|error| self.located(error))?;
-        let meeting = self.norms.as_ref().map(Meeting::new);
+        self.attempt(model, |ddp, before, timeline| {
+            let meeting = ddp.norms.as_ref().map(Meeting::new);
+            for (turn, shard) in ddp.shards().enumerate() {
+                if turn > 0 {
+                    ddp.write_buffers(model, &before.statistics);
+                }
+                let seat = Seat {
+                    shard,
+                    wish: before.wish.filter(|_| turn == 0),
+                    device: &ddp.device,
+                    tokens: &ddp.tokens,
+                    sink: &ddp.sink,
+                    apply: &|event| ddp.reducer.apply(event),
+                    takes_turns: false,
+                    meeting: meeting.as_ref(),
+                };
+                ddp.run_shard(model, seat, timeline, &mut run)?;
+                let buffers = ddp.read_buffers(model)?;
+                ddp.reducer.apply(Event::ShardEnd(buffers));
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs one step whose shards `shards` computes. After an error everything is as before.
+    pub(super) fn attempt<M, E>(
+        &mut self,
+        model: &M,
+        shards: impl FnOnce(&Self, &Before, &mut Timeline) -> Result<(), E>,
+    ) -> Result<Reduced, E>
+    where
+        M: Module,
+        E: From<DdpError> + std::fmt::Display,
+    {
+        let before = self.before(model).map_err(|error| self.located(error))?;
         let mut timeline = Timeline::default();
-        for (turn, shard) in self.shards().enumerate() {
-            if turn > 0 {
-                self.write_buffers(model, &begun.start);
-            }
-            let seat = Seat {
-                shard,
-                wish: begun.wish.filter(|_| turn == 0),
-                device: &self.device,
-                tokens: &self.tokens,
-                sink: &self.sink,
-                apply: &|event| self.reducer.apply(event),
-                takes_turns: false,
-                meeting: meeting.as_ref(),
-            };
-            if let Err(error) = self.run_shard(model, seat, &mut timeline, &mut run) {
-                self.undo(model, &begun.start, &error);
-                return Err(error);
-            }
-            let buffers = self.read_buffers(model)?;
-            self.reducer.apply(Event::ShardEnd(buffers));
+        let begun = self
+            .begin(model)
+            .map_err(|error| self.located(error).into());
+        let ran = begun.and_then(|()| {
+            let ran = shards(self, &before, &mut timeline);
+            ran.inspect_err(|error| self.give_up(error))
+        });
+        let reduced = ran.and_then(|()| {
+            let reduced = self.end(model, &before.statistics, timeline);
+            Ok(reduced.map_err(|error| self.located(error))?)
+        });
+        if reduced.is_err() {
+            self.undo(model, before);
         }
-        let reduced = self.end(model, &begun.start, timeline);
-        Ok(reduced.map_err(|error| self.located(error))?)
+        reduced
     }
 
     /// With the job's number of the rank to blame, if it has another one among the replicas of this part.
@@ -126,39 +153,52 @@ impl Ddp {
         }
     }
 
-    pub(super) fn begin<M: Module>(&mut self, model: &M) -> Result<Begun, DdpError> {
+    /// Everything that a step changes before it has succeeded.
+    fn before<M: Module>(&self, model: &M) -> Result<Before, DdpError> {
         // A failed group never recovers: every later step returns the first cause.
         self.group.health()?;
         self.sharded.as_ref().map_or(Ok(()), |s| s.health())?;
         self.require_weights()?;
+        let wish = self.group.stop_wish();
+        Ok(Before {
+            statistics: self.read_buffers(model)?,
+            window: self.fingerprint.window(),
+            rounds: self.rounds.as_ref().map(|rounds| rounds.phase),
+            stop: self.stop,
+            learns: self.uses.is_some(),
+            wish: wish.filter(|_| self.options.stop_on_signal),
+        })
+    }
+
+    fn begin<M: Module>(&mut self, model: &M) -> Result<(), DdpError> {
         let step = self.step;
-        self.step += 1;
-        if self.rounds.as_ref().is_none_or(|rounds| rounds.is_in_sync) {
+        if self
+            .rounds
+            .as_ref()
+            .is_none_or(|rounds| rounds.phase.is_in_sync)
+        {
             self.fingerprint.choose(&self.group, model, step);
         }
         self.begin_round(model, step)?;
         if buffer::is_host(&self.device) {
             self.send_fingerprint()?;
         }
-        self.reducer.apply(Event::Step(step));
+        let undone = self.undone;
+        self.reducer.apply(Event::Step { step, undone });
         if let Some(sharded) = &self.sharded {
             sharded.begin_step(step);
         }
         self.stop = None;
-        let wish = self.group.stop_wish();
-        Ok(Begun {
-            start: self.read_buffers(model)?,
-            wish: wish.filter(|_| self.options.stop_on_signal),
-        })
+        Ok(())
     }
 
-    pub(super) fn end<M: Module>(
+    fn end<M: Module>(
         &mut self,
         model: &M,
         start: &[Vec<f32>],
         timeline: Timeline,
     ) -> Result<Reduced, DdpError> {
-        let step = self.step - 1;
+        let step = self.step;
         self.group.set_phase(Phase::Communication, step);
         self.gather(Sharded::end_step)?;
         let collected = self.collect(model, start, timeline);
@@ -172,13 +212,14 @@ impl Ddp {
         self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = stop;
         if let Some(rounds) = &mut self.rounds {
-            rounds.is_pending = true;
+            rounds.phase.is_pending = true;
         }
         self.learn_order()?;
         // A step without samples is no evidence about the scale.
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
         }
+        self.step += 1;
         Ok(reduced)
     }
 
@@ -193,7 +234,7 @@ impl Ddp {
         M: Module,
         E: From<DdpError>,
     {
-        let step = self.step - 1;
+        let step = self.step;
         let shard = seat.shard;
         self.group.set_phase(Phase::StepClosure, step);
         let turn = shard - self.shards().start;
@@ -256,18 +297,25 @@ impl Ddp {
         sent.inspect_err(|error| self.abandon(error))
     }
 
-    /// Undoes a step that failed on this rank.
-    pub(super) fn undo<M: Module>(
-        &self,
-        model: &M,
-        start: &[Vec<f32>],
-        error: &impl std::fmt::Display,
-    ) {
-        self.write_buffers(model, start);
+    /// Takes back what a step that failed has changed.
+    fn undo<M: Module>(&mut self, model: &M, before: Before) {
+        self.write_buffers(model, &before.statistics);
+        self.fingerprint
+            .undo(before.window, self.group.health().is_ok());
+        if let (Some(rounds), Some(phase)) = (&mut self.rounds, before.rounds) {
+            rounds.phase = phase;
+        }
+        self.stop = before.stop;
+        self.uses = before.learns.then(Arc::default);
+        self.undone += 1;
+    }
+
+    /// Aborts the groups if other ranks wait for this one, whose shards have failed.
+    fn give_up(&self, error: &impl std::fmt::Display) {
         // The other ranks wait for the rest, or know nothing of a failure among the parts of this replica.
         let is_awaited =
             self.reducer.launched() > 0 || self.parts.is_some() || self.norms.is_some();
-        let why = || format!("step {} failed: {error}", self.step - 1);
+        let why = || format!("step {} failed: {error}", self.step);
         if let Some(norms) = &self.norms {
             norms.abort(&why());
         }
@@ -400,10 +448,15 @@ impl Ddp {
     }
 }
 
-/// The start of a step.
-pub(super) struct Begun {
+/// The state before a step, to which an error returns.
+pub(super) struct Before {
     /// Running statistics, from which every shard starts.
-    pub(super) start: Vec<Vec<f32>>,
+    pub(super) statistics: Vec<Vec<f32>>,
+    window: Window,
+    rounds: Option<RoundPhase>,
+    stop: Option<StopSignal>,
+    /// Whether the step is the first, whose order of uses is learnt.
+    learns: bool,
     /// The signal that this rank got; read once, so that all shards of a step see the same answer.
     pub(super) wish: Option<StopSignal>,
 }

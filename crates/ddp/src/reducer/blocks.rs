@@ -302,14 +302,14 @@ impl Blocks {
 
     pub(super) fn apply(&mut self, event: Event) {
         match event {
-            Event::Step(step) => {
+            Event::Step { step, undone } => {
                 if let Some(compressor) = &mut self.compressor {
                     compressor.begin(step);
                 }
                 self.height = 0;
                 self.next = 0;
                 self.open = self.open.map(|_| 0);
-                self.step = step;
+                self.step = step + undone;
                 self.leaf = None;
                 self.failed = None;
             }

@@ -296,7 +296,7 @@ impl DeviceReducer {
 impl Reducer for DeviceReducer {
     fn apply(&self, event: Event) {
         match &event {
-            Event::Step(step) => self.begin_step(*step),
+            Event::Step { step, .. } => self.begin_step(*step),
             Event::Shard(shard) => self.begin_shard(*shard),
             Event::Micro(micro) => self.begin_micro(*micro),
             Event::MicroEnd => self.end_micro(),

@@ -147,7 +147,7 @@ impl StagedReducer {
 impl Reducer for StagedReducer {
     fn apply(&self, event: Event) {
         match event {
-            Event::Step(_) => lock(&self.pending).iter_mut().for_each(Vec::clear),
+            Event::Step { .. } => lock(&self.pending).iter_mut().for_each(Vec::clear),
             Event::Micro(_) => self.wait_for_room(),
             Event::MicroEnd => {
                 self.flush(usize::MAX);
@@ -219,7 +219,7 @@ fn run(messages: &Receiver<Message>, host: &HostReducer, passes: &Passes) {
         match message {
             Message::Event(event) => {
                 match event {
-                    Event::Step(_) => failed = None,
+                    Event::Step { .. } => failed = None,
                     Event::MicroEnd => passes.one_less(),
                     _ => {}
                 }

@@ -1,8 +1,11 @@
 //! What one step returns: gradients, weights, sums, unused parameters, errors.
 
+use std::collections::HashMap;
+
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
-use paceline_ddp::{Ddp, DdpError, DdpOptions, weights};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::{Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, weights};
 
 use crate::support::*;
 
@@ -135,7 +138,8 @@ fn an_error_in_the_middle_of_accumulation_leaves_no_trace() {
                 let reduced = ddp
                     .step(&net, |shard| {
                         for part in [[1, 2], [3, 4]] {
-                            let part = part.map(|i| i + 10 * shard.shard());
+                            let base = 10 * shard.shard() + 20 * shard.step() as usize;
+                            let part = part.map(|i| i + base);
                             let loss = loss(&shard.model()?, &part, true, &device);
                             shard.backward(loss, 2.0)?;
                         }
@@ -150,6 +154,62 @@ fn an_error_in_the_middle_of_accumulation_leaves_no_trace() {
         hashes[0].clone()
     };
     assert_eq!(run(true), run(false));
+}
+
+/// Rank 1 fails in its closure, and rank 0 when it waits for rank 1's gradients.
+#[test]
+fn a_failed_step_leaves_no_trace_and_can_be_repeated_on_a_new_group() {
+    const STEPS: usize = 5;
+    let run = |fail_at: Option<u64>| {
+        let group = || ProcessGroup::local(2, &group_options()).expect("a local group");
+        let groups: Vec<(ProcessGroup, ProcessGroup)> = group().into_iter().zip(group()).collect();
+        let hashes = paceline_testing::on_threads(groups, |(group, next_group)| {
+            let device = device();
+            let mut optimizer = optimizer();
+            let options = DdpOptions {
+                sums: 1,
+                scaler: Some(GradScaler::new(GradScalerOptions::default()).expect("good options")),
+                ..options(4)
+            };
+            let rank = group.rank();
+            let (mut ddp, mut net) =
+                Ddp::new(group, fixed_net(&device), options.clone()).expect("ranks agree");
+            let mut next_group = Some(next_group);
+            while (ddp.next_step() as usize) < STEPS {
+                let is_failing = next_group.is_some() && fail_at == Some(ddp.next_step());
+                if is_failing {
+                    let hash = |net| weights::sha256(&weights::export(net));
+                    let before = (hash(&net), ddp.state_dict());
+                    let (last, group) = (ddp.shards().end - 1, ddp.group().clone());
+                    let failed = ddp.step(&net, |shard| {
+                        let loss = loss(&shard.model()?, &[1, 2, 3], true, &device);
+                        shard.backward(loss, 3.0)?;
+                        if rank == 1 && shard.shard() == last {
+                            group.abort("it is on fire");
+                            return Err(DdpError::Device("it is on fire".into()));
+                        }
+                        Ok(())
+                    });
+                    let error = failed.err().expect("an error").to_string();
+                    assert!(error.contains("on fire"), "{error}");
+                    assert_eq!((hash(&net), ddp.state_dict()), before, "rank {rank}");
+                    let state = ddp.state_dict();
+                    let group = next_group.take().expect("one failure");
+                    let (next, restored) =
+                        Ddp::new(group, net, options.clone()).expect("ranks agree");
+                    ddp = next;
+                    let restored = ddp.load_state_dict(restored, &state, HashMap::new());
+                    net = restored.expect("the state fits");
+                }
+                let reduced = train_step(&mut ddp, &net, &device).expect("a step");
+                net = optimizer.step(0.01, net, reduced.grads);
+            }
+            weights::sha256(&weights::export(&net))
+        });
+        assert_eq!(hashes[0], hashes[1]);
+        hashes[0].clone()
+    };
+    assert_eq!(run(Some(2)), run(None));
 }
 
 #[test]
