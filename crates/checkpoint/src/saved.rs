@@ -95,9 +95,9 @@ impl Saved {
             Ok::<_, CheckpointError>(())
         })??;
         let (group, ids) = (ddp.model_group(), self.ids(&model));
-        // A rank that did not exist then continues with the state of rank 0.
+        // Ranks share one state now, or each has its own; a rank that did not exist then begins with rank 0's.
         let own = match group.rank() {
-            rank if rank < self.told.optimizers => rank,
+            rank if ddp.has_own_optimizers() && rank < self.told.optimizers => rank,
             _ => 0,
         };
         let shares = Shares::new(ddp, &model, optimizer.slices());

@@ -367,6 +367,18 @@ fn a_resumed_training_with_a_communication_hook_has_the_bits_of_an_uninterrupted
 }
 
 #[test]
+fn a_training_whose_ranks_had_their_own_optimizers_resumes_with_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let local: CommHook = "localsgd:3".parse().expect("a hook");
+    ranks(3, |group| train_hooked(group, folder.path(), local, 6));
+    let mut hashes = ranks(3, |group| {
+        train_hooked(group, folder.path(), CommHook::default(), 6)
+    });
+    hashes.dedup();
+    assert_eq!(hashes.len(), 1, "all ranks have the same weights");
+}
+
+#[test]
 fn a_checkpoint_within_a_round_of_local_steps_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let options = || DdpOptions {
