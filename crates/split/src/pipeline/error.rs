@@ -55,6 +55,12 @@ pub enum PipelineError {
         /// Cuts that make up the stages.
         expected: usize,
     },
+    /// A rank has nothing to train.
+    #[error("pipeline: all parameters of the stages of the pipeline's rank {rank} are frozen")]
+    Frozen {
+        /// The rank, of those of a pipeline.
+        rank: usize,
+    },
     /// More stages or micro-batches than messages can name.
     #[error("pipeline: {stages} stages and {micro_batches} micro-batches are too many")]
     TooMany {
@@ -143,6 +149,9 @@ impl PipelineError {
                     fits.join(", ")
                 ))
             }
+            Self::Frozen { rank } => Some(format!(
+                "use fewer ranks, or cuts that give rank {rank} a block that is trained"
+            )),
             Self::Shape { .. } => Some("give all micro-batches samples of one shape".into()),
             Self::Collective(error) => error.hint(),
             Self::Parts { .. } => {

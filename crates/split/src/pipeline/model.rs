@@ -185,23 +185,32 @@ impl Holdings {
     /// registration order, so that random ones are those of the whole model.
     ///
     /// *Memory*: the stages' own parameters and one more.
-    pub(super) fn place<M: Module>(
-        &self,
-        model: M,
-        is_own: impl Fn(usize) -> bool,
-    ) -> (M, HashMap<ParamId, Vec<usize>>) {
+    pub(super) fn place<M: Module>(&self, model: M, is_own: impl Fn(usize) -> bool) -> Whole<M> {
         let mut place = Place {
             is_held: |id| self.holder(id).is_none_or(&is_own),
             shapes: HashMap::new(),
+            trained: Vec::new(),
         };
-        let model = model.map(&mut place);
-        (model, place.shapes)
+        Whole {
+            model: model.map(&mut place),
+            shapes: place.shapes,
+            trained: place.trained,
+        }
     }
+}
+
+/// A model with placeholders, and what all ranks know of the whole one.
+pub(super) struct Whole<M> {
+    pub(super) model: M,
+    pub(super) shapes: HashMap<ParamId, Vec<usize>>,
+    /// The parameters that are not frozen.
+    pub(super) trained: Vec<ParamId>,
 }
 
 struct Place<F> {
     is_held: F,
     shapes: HashMap<ParamId, Vec<usize>>,
+    trained: Vec<ParamId>,
 }
 
 impl<F: Fn(ParamId) -> bool> ModuleMapper for Place<F> {
@@ -209,6 +218,7 @@ impl<F: Fn(ParamId) -> bool> ModuleMapper for Place<F> {
         let requires_grad = param.is_require_grad();
         let (id, tensor, mapper) = param.consume();
         self.shapes.insert(id, tensor.dims().to_vec());
+        self.trained.extend(requires_grad.then_some(id));
         if (self.is_held)(id) {
             return Param::from_mapped_value(id, tensor, mapper);
         }

@@ -12,7 +12,7 @@ use paceline_ddp::{Backend, Ddp, DdpError, DdpOptions, Reduced, ShardStep};
 use paceline_nn::Pass;
 
 use super::error::PipelineError;
-use super::model::{Holdings, Placed, Sequential};
+use super::model::{Holdings, Placed, Sequential, Whole};
 use super::schedule::{Act, Action, Schedule};
 use super::simulate::{Trace, simulate, unit_cost};
 use super::tied;
@@ -150,7 +150,16 @@ impl<const D: usize> Pipeline<D> {
         let holdings = Holdings::new(&model, &cuts);
         let slices = parts.map(|parts| TensorPlacement::new(&group, &parts, &model));
         let slices = slices.transpose()?;
-        let (model, shapes) = holdings.place(model, |stage| size.rank_of(stage) == rank);
+        let Whole {
+            model,
+            shapes,
+            trained,
+        } = holdings.place(model, |stage| size.rank_of(stage) == rank);
+        let rank_of = |id| holdings.holder(id).map(|stage| size.rank_of(stage));
+        let trains = |rank| (trained.iter()).any(|id| rank_of(*id).is_none_or(|own| own == rank));
+        if let Some(rank) = (0..size.ranks).find(|rank| !trains(*rank)) {
+            return Err(PipelineError::Frozen { rank });
+        }
         let has_parts = chunks > 1 || options.schedule.splits_backward();
         if has_parts && ddp_options.backend == Backend::Auto {
             // NCCL's buckets leave after whole backward passes, and each of these reaches some of the parameters only.

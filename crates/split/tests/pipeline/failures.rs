@@ -149,6 +149,19 @@ fn sizes_that_do_not_fit_are_refused_before_any_rank_waits() {
 }
 
 #[test]
+fn a_rank_whose_stages_are_frozen_is_refused_on_all_ranks() {
+    for error in ranks(2, |group| {
+        let made = Pipeline::new(&group, frozen_gpt(4), layout(2, GPipe, 1), options(1, 2));
+        made.err().expect("it is refused")
+    }) {
+        let expect = "pipeline: all parameters of the stages of the pipeline's rank 0 are frozen";
+        assert_eq!(error.to_string(), expect);
+        let hint = "use fewer ranks, or cuts that give rank 0 a block that is trained";
+        assert_eq!(error.hint().as_deref(), Some(hint));
+    }
+}
+
+#[test]
 fn ranks_with_other_layouts_are_named() {
     let errors = ranks(2, |group| {
         let cuts = Some(vec![3 + group.rank()]);

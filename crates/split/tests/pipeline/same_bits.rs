@@ -1,9 +1,10 @@
 //! Weights, losses and norms of pipelines have the bits of one rank.
 
-use paceline_ddp::{DdpOptions, Precision};
+use paceline_ddp::{Ddp, DdpOptions, Precision};
 use paceline_nn::Recompute;
+use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
-use paceline_split::pipeline::{PipelineOptions, Schedule};
+use paceline_split::pipeline::{Pipeline, PipelineOptions, Schedule};
 
 use crate::support::*;
 
@@ -72,6 +73,32 @@ fn cuts_by_hand() {
                 ..layout(2, schedule, 1)
             };
             check(2, &layout, &options, &expect);
+        }
+    }
+}
+
+#[test]
+fn frozen_blocks_and_a_frozen_first_stage() {
+    let options = options(1, 4);
+    let of_shard = |step, shard| data(step, shard, &options);
+    for (schedule, chunks, frozen) in [
+        (OneForwardOneBackward, 1, 2),
+        (ZeroBubbleH1, 1, 3),
+        // All of stage 0. Rank 0 trains stage 2.
+        (Interleaved, 2, 2),
+    ] {
+        let expect = ranks(1, |group| {
+            let (ddp, net) = Ddp::new(group, frozen_gpt(frozen), options.clone()).expect("ranks");
+            steps_alone(ddp, net, Gpt::forward, of_shard)
+        });
+        let layout = layout(2, schedule, chunks);
+        let outcomes = ranks(2, |group| {
+            let made = Pipeline::new(&group, frozen_gpt(frozen), layout.clone(), options.clone());
+            let trained = steps_in_pipeline(made.expect("a pipeline"), None, of_shard);
+            trained.expect("it trains")
+        });
+        for outcome in outcomes {
+            assert_eq!(outcome, expect[0], "{layout:?}, {frozen} blocks");
         }
     }
 }

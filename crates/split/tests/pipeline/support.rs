@@ -46,6 +46,16 @@ pub(crate) fn gpt() -> Gpt {
     weights::import(net, values)
 }
 
+/// The same with its first blocks frozen, of which the embedding is one.
+pub(crate) fn frozen_gpt(blocks: usize) -> Gpt {
+    let mut net = gpt();
+    net.embedding = net.embedding.no_grad();
+    for block in &mut net.blocks[..blocks - 1] {
+        *block = block.clone().no_grad();
+    }
+    net
+}
+
 /// One shard's micro-batches of a step: sequences of tokens that are functions of their place.
 pub(crate) struct Data {
     pub(crate) step: usize,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use burn::tensor::Tensor;
-use paceline_ddp::{BackwardPart, DdpError, ShardStep};
+use paceline_ddp::{BackwardPart, ShardStep};
 use paceline_nn::tape::Point;
 use paceline_nn::{Pass, WeightGradients};
 
@@ -207,8 +207,9 @@ impl<const D: usize> Pipeline<D> {
                 }
             };
         })?;
+        // A first stage whose parameters are frozen computes no gradient, and no stage waits for one.
         let Some(mut gradients) = gradients else {
-            return Err(PipelineError::Ddp(DdpError::NoParameters));
+            return Ok(());
         };
         if let Some(input) = live.input {
             let zeros = input.clone().inner().zeros_like();
@@ -228,6 +229,7 @@ impl<const D: usize> Pipeline<D> {
         }
         Ok(())
     }
+
     fn backward_weight<M: Sequential<D>>(
         &mut self,
         shard: &mut ShardStep<'_, M>,
