@@ -132,6 +132,8 @@ pub(crate) enum Event {
     Extra { slot: usize, value: f32 },
     /// The shard ends, with these running statistics in plan order.
     ShardEnd(Vec<Vec<f32>>),
+    /// The step has succeeded: what the communication hook keeps takes effect.
+    Commit,
     /// No more gradients come for the buckets before this one, on any rank. Where parameters are sharded, buckets leave no
     /// earlier.
     Open(usize),

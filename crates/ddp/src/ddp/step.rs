@@ -219,6 +219,7 @@ impl Ddp {
         if let Some(scaler) = self.scaler.as_mut().filter(|_| reduced.weight > 0.0) {
             scaler.update(reduced.skipped);
         }
+        self.reducer.apply(Event::Commit);
         self.step += 1;
         Ok(reduced)
     }

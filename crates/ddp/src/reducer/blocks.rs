@@ -326,6 +326,11 @@ impl Blocks {
             Event::MicroEnd => self.in_shard(|leaf| leaf.is_last_micro = false),
             Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
             Event::Open(buckets) => self.open(buckets),
+            Event::Commit => {
+                if let Some(compressor) = &mut self.compressor {
+                    compressor.commit();
+                }
+            }
         }
     }
 

@@ -71,6 +71,9 @@ pub(super) trait Compressor: Send {
     /// Waits for the bucket.
     fn receive(&mut self, bucket: usize) -> Result<Received, Error>;
 
+    /// Takes over what it keeps for the next step: this one has succeeded.
+    fn commit(&mut self) {}
+
     /// What it keeps of a parameter from step to step; `None` if nothing, or if another rank keeps it.
     fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
         let _ = (kept, index);

@@ -300,7 +300,7 @@ impl Reducer for DeviceReducer {
             Event::Shard(shard) => self.begin_shard(*shard),
             Event::Micro(micro) => self.begin_micro(*micro),
             Event::MicroEnd => self.end_micro(),
-            Event::Extra { .. } | Event::Open(_) => {}
+            Event::Extra { .. } | Event::Open(_) | Event::Commit => {}
             Event::ShardEnd(_) => {
                 let Some(used) = self.end_shard() else {
                     // The tail must not tell the other ranks that this rank goes on.

@@ -154,6 +154,8 @@ impl Reducer for StagedReducer {
                 *lock(&self.passes.waiting) += 1;
             }
             Event::Open(buckets) => self.flush(buckets),
+            // The thread has nothing left to do.
+            Event::Commit => return self.host.apply(event),
             Event::Shard(_) | Event::Extra { .. } | Event::ShardEnd(_) => {}
         }
         self.send(Message::Event(event));

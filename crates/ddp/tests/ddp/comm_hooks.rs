@@ -3,6 +3,7 @@
 use std::num::{NonZeroU64, NonZeroUsize};
 
 use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{
     CommHook, Ddp, DdpError, DdpOptions, GradScaler, LocalSgdOptions, OuterOptimizer,
@@ -219,6 +220,51 @@ fn a_step_that_fails_on_all_ranks_leaves_no_residuals() {
     };
     for hook in [CommHook::Int8, CommHook::TopK { fraction: 0.1 }] {
         assert_eq!(run(hook, true), run(hook, false), "{hook}");
+    }
+}
+
+#[test]
+fn a_step_that_fails_after_all_gradients_have_arrived_leaves_no_residuals() {
+    for hook in [CommHook::TopK { fraction: 0.2 }, power_sgd(1, 0)] {
+        ranks(2, |group| {
+            let (device, rank) = (device(), group.rank());
+            let made = Ddp::new(group, fixed_net(&device), hooked(hook));
+            let (mut ddp, mut net) = made.expect("ranks agree");
+            let state = |ddp: &Ddp| {
+                let mut state = Vec::new();
+                let kept = ddp.export_hook_state(|name, values| {
+                    state.push((name, values));
+                    Ok::<(), DdpError>(())
+                });
+                kept.expect("the group goes on");
+                state
+            };
+            if rank == 1 {
+                let drifted = |bias: Tensor<1>| bias.inner().add_scalar(1.0).autodiff();
+                net.second.bias = net
+                    .second
+                    .bias
+                    .map(|bias| bias.map(|bias| drifted(bias).require_grad()));
+            }
+            for step in 0..20 {
+                let before = state(&ddp);
+                let reduced = ddp.step(&net, |shard| {
+                    let part = [step, 7 * step + shard.shard()];
+                    let loss = loss(&shard.model()?, &part, true, &device);
+                    shard.backward(loss, 2.0)
+                });
+                let after = state(&ddp);
+                match reduced {
+                    Ok(_) => assert!(rank != 0 || after != before, "{hook} keeps something"),
+                    Err(error) => {
+                        assert!(matches!(error, DdpError::Diverged { .. }), "{error}");
+                        assert_eq!(after, before, "{hook}");
+                        return;
+                    }
+                }
+            }
+            panic!("the drift is not found");
+        });
     }
 }
 

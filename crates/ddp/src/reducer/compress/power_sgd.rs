@@ -41,6 +41,8 @@ struct Live {
     lens: [usize; 2],
     /// All `Q` of the last step.
     q: Vec<f32>,
+    /// All `Q` of this step.
+    next_q: Option<Vec<f32>>,
     /// All orthonormal `P` of this step, and the whole parameters.
     p: Vec<f32>,
     stack: Stack<f32>,
@@ -97,6 +99,7 @@ impl Live {
             matrices,
             lens,
             q,
+            next_q: None,
             p: Vec::new(),
             stack: Stack::default(),
             sent: None,
@@ -141,6 +144,7 @@ impl Compressor for PowerSgd {
         self.residuals.begin();
         for live in &mut self.live {
             live.stack = Stack::default();
+            live.next_q = None;
         }
     }
 
@@ -234,14 +238,15 @@ impl Compressor for PowerSgd {
         }
         if has_second {
             let done = live.sent.take().expect("a bucket is sent twice").wait()?;
-            live.q.copy_from_slice(&done.buffer[..live.lens[1]]);
+            live.next_q = Some(done.buffer[..live.lens[1]].to_vec());
             last = done.timing;
             bytes += size_of_val(&live.q[..]);
         }
+        let q = live.next_q.as_ref().unwrap_or(&live.q);
         let mut values = vec![0.0; self.context.len(bucket)];
         for matrix in &live.matrices {
             let values = &mut values[matrix.at.clone()];
-            let (p, q) = (&p[matrix.p.clone()], &live.q[matrix.q.clone()]);
+            let (p, q) = (&p[matrix.p.clone()], &q[matrix.q.clone()]);
             matrix.subtract(values, p, q, rank);
             values.iter_mut().for_each(|value| *value = -*value);
         }
@@ -249,13 +254,21 @@ impl Compressor for PowerSgd {
             let len = at.len();
             values[at.clone()].copy_from_slice(&p[*from..from + len]);
         }
-        self.residuals.commit(&self.context, bucket);
         Ok(Received {
             values,
             bytes,
             timing: Some([first, last]),
             own: None,
         })
+    }
+
+    fn commit(&mut self) {
+        self.residuals.commit(&self.context);
+        for live in &mut self.live {
+            if let Some(q) = live.next_q.take() {
+                live.q = q;
+            }
+        }
     }
 
     /// A parameter that is sent whole keeps nothing.

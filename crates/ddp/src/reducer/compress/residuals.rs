@@ -13,8 +13,7 @@ struct Residual {
     next: Option<Next>,
 }
 
-/// The residual after this step. It takes effect when the step's gradients have arrived, so that a step that fails leaves no
-/// trace.
+/// The residual after this step. It takes effect when the step has succeeded, so that one that fails leaves no trace.
 struct Next {
     rest: Vec<f32>,
     weight: f32,
@@ -92,18 +91,20 @@ impl Residuals {
         Some(&mut self.0[bucket][residual].kept[range])
     }
 
-    /// Takes over the residuals of a bucket that has arrived.
-    pub(super) fn commit(&mut self, context: &Context, bucket: usize) {
-        let segments = &context.plan.buckets[bucket].segments;
-        for residual in &mut self.0[bucket] {
-            let Some(next) = residual.next.take() else {
-                continue;
-            };
-            for (segment, _) in segments.iter().zip(&next.used).filter(|(_, used)| **used) {
-                let range = segment.offset..segment.offset + segment.len;
-                let rest = &next.rest[range.clone()];
-                for (kept, rest) in residual.kept[range].iter_mut().zip(rest) {
-                    *kept = rest / next.weight;
+    /// Takes over the residuals of a step that has succeeded.
+    pub(super) fn commit(&mut self, context: &Context) {
+        for (bucket, residuals) in context.plan.buckets.iter().zip(&mut self.0) {
+            for residual in residuals {
+                let Some(next) = residual.next.take() else {
+                    continue;
+                };
+                let used = bucket.segments.iter().zip(&next.used);
+                for (segment, _) in used.filter(|(_, used)| **used) {
+                    let range = segment.offset..segment.offset + segment.len;
+                    let rest = &next.rest[range.clone()];
+                    for (kept, rest) in residual.kept[range].iter_mut().zip(rest) {
+                        *kept = rest / next.weight;
+                    }
                 }
             }
         }

@@ -93,13 +93,16 @@ impl Compressor for TopK {
                 *slot += f32::from_bits(pair[1] as u32);
             }
         }
-        self.residuals.commit(&self.context, bucket);
         Ok(Received {
             values,
             bytes: size_of_val(&self.messages[bucket][..]),
             timing: Some([done.timing; 2]),
             own: None,
         })
+    }
+
+    fn commit(&mut self) {
+        self.residuals.commit(&self.context);
     }
 
     fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
