@@ -17,19 +17,21 @@ const WINDOW_ELEMENTS: usize = 16 << 10;
 
 /// Goes round the parameters window by window.
 pub(crate) struct Fingerprint {
-    parameters: Vec<(ParamId, String, usize)>,
+    parameters: Vec<Windows>,
+    /// Windows of all parameters.
+    windows: u64,
     every: u64,
-    /// The next.
-    window: Window,
     chosen: Option<Chosen>,
     pending: Option<Pending>,
 }
 
-/// The start of a window.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Window {
-    parameter: usize,
-    offset: usize,
+/// The windows of one parameter.
+struct Windows {
+    id: ParamId,
+    path: String,
+    len: usize,
+    /// Number of the first one.
+    first: u64,
 }
 
 /// The window to compare next.
@@ -37,34 +39,39 @@ struct Chosen {
     values: Tensor<1>,
     path: String,
     step: u64,
-    window: Window,
 }
 
 struct Pending {
     ticket: Ticket<i64>,
     path: String,
     step: u64,
-    window: Window,
 }
 
 impl Fingerprint {
     /// Compares every `every` steps; 0 switches it off.
     pub(crate) fn new(parameters: &[&Entry], every: u64) -> Self {
+        let mut windows = 0;
+        let parameters = parameters.iter().filter(|entry| entry.len() > 0);
+        let parameters = parameters.map(|entry| {
+            let first = windows;
+            windows += entry.len().div_ceil(WINDOW_ELEMENTS) as u64;
+            Windows {
+                id: entry.id,
+                path: entry.path.clone(),
+                len: entry.len(),
+                first,
+            }
+        });
         Self {
-            parameters: parameters
-                .iter()
-                .map(|e| (e.id, e.path.clone(), e.len()))
-                .filter(|(_, _, len)| *len > 0)
-                .collect(),
+            parameters: parameters.collect(),
+            windows,
             every,
-            window: Window::default(),
             chosen: None,
             pending: None,
         }
     }
 
-    /// Chooses the next window of `model`. `step` decides whether a comparison is due; the number of calls, which is the same
-    /// on every rank, decides which window.
+    /// Chooses the window of `model` that `step` compares, if it compares any.
     ///
     /// The values are those of this moment but are read later: on a GPU, reading now would wait for all earlier work.
     pub(crate) fn choose<M: Module>(&mut self, group: &ProcessGroup, model: &M, step: u64) {
@@ -73,75 +80,43 @@ impl Fingerprint {
         if !due || self.parameters.is_empty() || self.pending.is_some() {
             return;
         }
-        let window = self.window;
-        let (id, path, len) = self.parameters[window.parameter].clone();
-        let end = (window.offset + WINDOW_ELEMENTS).min(len);
-        let values = buffer::window(model, id, window.offset..end);
-        self.window = self.after(end, len);
-        self.chosen = values.map(|values| Chosen {
-            values,
+        let window = (step / self.every) % self.windows;
+        let after = self.parameters.partition_point(|p| p.first <= window);
+        let Windows {
+            id,
             path,
-            step,
-            window,
-        });
+            len,
+            first,
+        } = &self.parameters[after - 1];
+        let start = (window - first) as usize * WINDOW_ELEMENTS;
+        let values = buffer::window(model, *id, start..(start + WINDOW_ELEMENTS).min(*len));
+        let path = path.clone();
+        self.chosen = values.map(|values| Chosen { values, path, step });
     }
 
-    /// The window that the next step compares.
-    pub(crate) fn window(&self) -> Window {
-        let pending = self.pending.as_ref();
-        pending.map_or(self.window, |pending| pending.window)
-    }
-
-    /// Returns to `window` after a failed step. With `keeps_sent`, a fingerprint that was sent waits for the repeated step: the
-    /// other ranks have sent theirs, and the weights are the same.
-    pub(crate) fn undo(&mut self, window: Window, keeps_sent: bool) {
+    /// After a failed step. With `keeps_sent`, a fingerprint that was sent waits for the repeated step: the other ranks have
+    /// sent theirs, and the weights are the same.
+    pub(crate) fn undo(&mut self, keeps_sent: bool) {
         self.chosen = None;
-        if self.pending.is_some() && keeps_sent {
-            return;
-        }
-        self.pending = None;
-        self.window = window;
+        self.pending = self.pending.take().filter(|_| keeps_sent);
     }
 
     /// Sends the fingerprint of the chosen window; a second call does nothing.
     pub(crate) fn send(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
-        let Some(chosen) = self.chosen.take() else {
+        let Some(Chosen { values, path, step }) = self.chosen.take() else {
             return Ok(());
         };
-        let Chosen {
-            values,
-            path,
-            step,
-            window,
-        } = chosen;
         let values = buffer::read([values], "weights")?;
         let mut hashes = group.buffer::<i64>(group.world())?;
         hashes[group.rank()] = hash64(values[0].as_bytes());
         let ticket = group.all_gather_async(hashes, AllGather::default());
-        self.pending = Some(Pending {
-            ticket,
-            path,
-            step,
-            window,
-        });
+        self.pending = Some(Pending { ticket, path, step });
         Ok(())
-    }
-
-    fn after(&self, end: usize, len: usize) -> Window {
-        let Window { parameter, .. } = self.window;
-        let (parameter, offset) = match end < len {
-            true => (parameter, end),
-            false => ((parameter + 1) % self.parameters.len(), 0),
-        };
-        Window { parameter, offset }
     }
 
     /// Compares the fingerprints sent.
     pub(crate) fn check(&mut self) -> Result<(), DdpError> {
-        let Some(Pending {
-            ticket, path, step, ..
-        }) = self.pending.take()
-        else {
+        let Some(Pending { ticket, path, step }) = self.pending.take() else {
             return Ok(());
         };
         let done = ticket.wait()?;

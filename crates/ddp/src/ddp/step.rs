@@ -16,7 +16,6 @@ use super::average::RoundPhase;
 use crate::buffer;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
-use crate::fingerprint::Window;
 use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens, hook_model};
 use crate::reducer::{Event, Finished, Micro};
@@ -162,7 +161,6 @@ impl Ddp {
         let wish = self.group.stop_wish();
         Ok(Before {
             statistics: self.read_buffers(model)?,
-            window: self.fingerprint.window(),
             rounds: self.rounds.as_ref().map(|rounds| rounds.phase),
             stop: self.stop,
             learns: self.uses.is_some(),
@@ -301,8 +299,7 @@ impl Ddp {
     /// Takes back what a step that failed has changed.
     fn undo<M: Module>(&mut self, model: &M, before: Before) {
         self.write_buffers(model, &before.statistics);
-        self.fingerprint
-            .undo(before.window, self.group.health().is_ok());
+        self.fingerprint.undo(self.group.health().is_ok());
         if let (Some(rounds), Some(phase)) = (&mut self.rounds, before.rounds) {
             rounds.phase = phase;
         }
@@ -453,7 +450,6 @@ impl Ddp {
 pub(super) struct Before {
     /// Running statistics, from which every shard starts.
     pub(super) statistics: Vec<Vec<f32>>,
-    window: Window,
     rounds: Option<RoundPhase>,
     stop: Option<StopSignal>,
     /// Whether the step is the first, whose order of uses is learnt.
