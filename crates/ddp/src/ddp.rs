@@ -5,6 +5,7 @@ mod hook_state;
 mod options;
 mod order;
 mod parts;
+mod recover;
 mod replicas;
 mod sharding;
 mod state;
@@ -31,6 +32,7 @@ use crate::hook::{GradientSink, Tokens, Uses};
 use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
+use crate::recovery::{Commits, Recovery};
 use crate::reducer::{
     DeviceReducer, HostReducer, InDouble, NOT_SCATTERED, Reducer, Setup, StagedReducer,
 };
@@ -61,6 +63,8 @@ use step::{blame, extra};
 /// *Stopping*: with [`DdpOptions::stop_on_signal`], a signal to the launcher or to one rank makes
 /// [`stop_requested`](Self::stop_requested) answer on all ranks after the same step. The request travels with the gradients and
 /// costs no operation.
+///
+/// *Lost ranks*: with [`DdpOptions::recovery`], the ranks that are left go on without them, with the same bits.
 ///
 /// *Example*:
 /// ```
@@ -115,6 +119,9 @@ pub struct Ddp {
     step: u64,
     /// Steps that failed, and were undone, with this group.
     undone: u64,
+    commits: Commits,
+    #[cfg(test)]
+    pub(crate) successor: Option<recover::Successor>,
     is_timed: bool,
     /// The ranks' slices of gradients and optimizer state, with a sharded optimizer.
     shares: Option<Arc<Shares>>,
@@ -145,6 +152,10 @@ impl Ddp {
         let (backend, reduction) = (options.backend, options.reduction);
         let made = Self::with_reducer(group, model, options, |device, setup| {
             reducer(backend, reduction, device, setup)
+        });
+        let made = made.and_then(|(ddp, model)| {
+            ddp.require_recoverable()?;
+            Ok((ddp, model))
         });
         let is_misconfigured = made.as_ref().is_err_and(DdpError::is_configuration);
         page::tell_misconfigured(is_misconfigured);
@@ -228,6 +239,7 @@ impl Ddp {
             dtype: buffer::dtype_of_sums(&parameters),
             shapes: parameters.iter().map(|e| e.shape.clone()).collect(),
             shares: None,
+            keeps_tail: options.recovery == Recovery::Live,
         };
         let reducer = make(&device, setup)?;
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
@@ -250,6 +262,9 @@ impl Ddp {
             uses: None,
             step: 0,
             undone: 0,
+            commits: Commits::default(),
+            #[cfg(test)]
+            successor: None,
             is_timed: false,
             shares: None,
             parts: None,
@@ -272,7 +287,28 @@ impl Ddp {
             device,
             options,
         };
+        if ddp.is_live() {
+            ddp.group.declare_recovery();
+        }
         Ok((ddp, model))
+    }
+
+    /// Gives this rank's gradients other buckets, or the same ones in another group. Returns the reducer until now.
+    fn make_reducer(&mut self, plan: Arc<BucketPlan>) -> Result<Arc<dyn Reducer>, DdpError> {
+        let setup = Setup {
+            group: self.group.clone(),
+            plan,
+            tree: self.tree.clone(),
+            hook: self.options.comm_hook,
+            dtype: buffer::dtype_of_sums(&self.parameters),
+            shapes: Arc::new([]),
+            shares: None,
+            keeps_tail: self.is_live(),
+        };
+        let (backend, reduction) = (self.options.backend, self.options.reduction);
+        let made = reducer(backend, reduction, &self.device, setup)?;
+        self.sink = made.clone();
+        Ok(std::mem::replace(&mut self.reducer, made))
     }
 
     pub(crate) fn parameters(&self) -> &[Entry] {

@@ -205,6 +205,25 @@ pub enum DdpError {
         /// What is wrong.
         what: String,
     },
+    /// Live recovery does not work with the rest of the settings.
+    #[error("live recovery does not work with {what}")]
+    Recovery {
+        /// The other setting, and why.
+        what: &'static str,
+    },
+    /// Ranks that were to go on without a lost one are too far apart.
+    #[error(
+        "rank {rank} has completed {completed} steps and other agreements, but another rank {most}: expected a difference of \
+         at most one"
+    )]
+    Apart {
+        /// The rank that is behind.
+        rank: usize,
+        /// Its number of agreements.
+        completed: u64,
+        /// The largest number.
+        most: u64,
+    },
     /// The system refused to install handlers for the stop signals.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
@@ -312,6 +331,12 @@ impl DdpError {
             Self::BlockOrder { .. } => Some(
                 "give blocks indices in the order of the forward pass, and use a lower stage of ZeRO if one runs twice".into(),
             ),
+            Self::Recovery { .. } => Some(
+                "leave recovery at none: the launcher then restarts the job from its last checkpoint (--max-restarts)".into(),
+            ),
+            Self::Apart { .. } => Some(
+                "every rank must call Ddp::step and Ddp::with_recovery in the same order".into(),
+            ),
             Self::Block { .. }
             | Self::Device(_)
             | Self::Scaler { .. }
@@ -334,6 +359,7 @@ impl DdpError {
             | Self::SyncBatchNorm { .. }
             | Self::UnsupportedPrecision { .. }
             | Self::NothingToKeep { .. }
+            | Self::Recovery { .. }
             | Self::Scaler { .. } => true,
             _ => false,
         }
@@ -345,6 +371,7 @@ impl DdpError {
             Self::Collective(error) => error.culprit(),
             Self::Along { rank, .. } => *rank,
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
+            Self::Apart { rank, .. } => Some(*rank),
             Self::Diverged { ranks, .. } => ranks.first().copied(),
             #[cfg(feature = "cuda")]
             Self::Nccl(error) => error.culprit(),

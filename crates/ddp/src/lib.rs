@@ -39,6 +39,7 @@ mod panic_text;
 mod placement;
 mod plan;
 mod precision;
+mod recovery;
 mod reducer;
 pub mod sampler;
 mod scaler;
@@ -63,6 +64,7 @@ pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 pub use precision::{NORMS, Precision};
+pub use recovery::Recovery;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

@@ -53,6 +53,13 @@ pub(crate) trait Reducer: GradientSink {
     /// device: later kernels wait for them.
     fn finish(&self) -> Result<Finished, DdpError>;
 
+    /// The result of a step whose gradients all came, but whose tail bucket did not: `tail` is the same from another rank. `None`
+    /// if gradients are missing too.
+    fn finish_with(&self, tail: Vec<f32>) -> Option<Finished> {
+        let _ = tail;
+        None
+    }
+
     /// Whether the buckets are in host memory, where making them again costs little.
     fn is_on_host(&self) -> bool {
         true
@@ -115,6 +122,8 @@ pub(crate) struct Setup {
     pub(crate) shapes: Arc<[Vec<usize>]>,
     /// The ranks' slices of the gradients, if each rank gets only its own.
     pub(crate) shares: Option<Arc<Shares>>,
+    /// Whether a step's result includes the [tail](Finished::tail), and gradients are kept if it does not come.
+    pub(crate) keeps_tail: bool,
 }
 
 /// An event on the compute thread.
@@ -194,6 +203,8 @@ pub(crate) struct Finished {
     /// Sums over all shards.
     pub(crate) extras: Vec<f32>,
     pub(crate) timings: Vec<BucketTiming>,
+    /// The tail bucket as it came, with [`Setup::keeps_tail`].
+    pub(crate) tail: Vec<f32>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

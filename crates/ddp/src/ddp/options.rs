@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::comm_hook::CommHook;
 use crate::plan::BucketCaps;
 use crate::precision::{NORMS, Precision};
+use crate::recovery::Recovery;
 use crate::scaler::GradScaler;
 
 /// The path of gradients to the other ranks.
@@ -86,6 +87,13 @@ pub struct DdpOptions {
     /// which makes them one parameter at a time. At stage 3 of ZeRO no rank then ever has the whole model. As PyTorch's deferred
     /// initialization.
     pub deferred_init: bool,
+    /// What happens when a rank is lost (killed, crashed, stopped or hung). With [`Recovery::Live`] the other ranks go on without
+    /// it and end with the same weights: [`Ddp::step`](crate::Ddp::step) repeats the interrupted step, so it may call the program's
+    /// closure again, for other shards. Operations of the program's own on the group need
+    /// [`Ddp::with_recovery`](crate::Ddp::with_recovery).
+    ///
+    /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`.
+    pub recovery: Recovery,
 }
 
 impl Default for DdpOptions {
@@ -108,6 +116,7 @@ impl Default for DdpOptions {
             settings: Vec::new(),
             stop_on_signal: false,
             deferred_init: false,
+            recovery: Recovery::None,
         }
     }
 }
@@ -144,8 +153,9 @@ impl DdpOptions {
             stop_on_signal,
             // Compared as the number of weights.
             deferred_init: _,
+            recovery,
         } = self;
-        let own: [(&str, String); 13] = [
+        let own: [(&str, String); 14] = [
             ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
@@ -162,6 +172,7 @@ impl DdpOptions {
             ("sums", sums.to_string()),
             ("fingerprint_every", fingerprint_every.to_string()),
             ("stop_on_signal", stop_on_signal.to_string()),
+            ("recovery", format!("{recovery:?}")),
         ];
         let own = own.map(|(name, value)| (name.to_string(), value));
         settings.iter().cloned().chain(own).collect()

@@ -9,15 +9,14 @@
 
 use std::sync::Arc;
 
-use super::{Ddp, reducer, sharding};
-use crate::buffer::{self, Entry};
+use super::{Ddp, sharding};
+use crate::buffer::Entry;
 use crate::error::DdpError;
-use crate::reducer::Setup;
 
 impl Ddp {
     /// Ends the first step: rebuilds the buckets if the order differs. Sums are added element by element, so no bits change.
     ///
-    /// *Blocks*: until rank 0 has sent its order.
+    /// *Blocks*: until all ranks have come.
     pub(super) fn learn_order(&mut self) -> Result<(), DdpError> {
         let Some(uses) = self.uses.take() else {
             return Ok(());
@@ -28,9 +27,19 @@ impl Ddp {
         }
         let own = uses.in_order().into_iter();
         let own: Vec<u8> = own.flat_map(|index| (index as u32).to_le_bytes()).collect();
-        let own = (self.group.rank() == 0).then_some(&own[..]);
-        let told = self.group.broadcast_bytes(own, 0)?;
-        let (told, _) = told.as_chunks::<4>();
+        // Every rank sends something, so that the operation may end a commit.
+        let own = [&[0], &own[..]].concat();
+        let told = self.with_recovery(|ddp| {
+            let is_first = ddp.group.rank() == 0;
+            let own = if is_first { &own[..] } else { &own[..1] };
+            let mut all = ddp.group.all_gather_bytes(own)?;
+            Ok::<_, DdpError>(all.swap_remove(0))
+        })?;
+        let (told, _) = told[1..].as_chunks::<4>();
+        if told.is_empty() && self.is_live() {
+            // The rank that had shard 0 was lost: the next step shows its uses again.
+            self.uses = Some(uses);
+        }
         let told = told.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
         let Some(order) = completed(told, self.parameters.len()) else {
             return Ok(());
@@ -42,18 +51,7 @@ impl Ddp {
             return Ok(());
         }
         let plan = Arc::new(plan);
-        let setup = Setup {
-            group: self.group.clone(),
-            plan: plan.clone(),
-            tree: self.tree.clone(),
-            hook: self.options.comm_hook,
-            dtype: buffer::dtype_of_sums(&self.parameters),
-            shapes: Arc::new([]),
-            shares: None,
-        };
-        let (backend, reduction) = (self.options.backend, self.options.reduction);
-        self.reducer = reducer(backend, reduction, &self.device, setup)?;
-        self.sink = self.reducer.clone();
+        self.make_reducer(plan.clone())?;
         self.plan = plan;
         self.tokens.reorder(&order);
         Ok(())

@@ -48,6 +48,10 @@ impl Ddp {
             let why = "replicas in threads need whole parameters";
             return Err(DdpError::Sharded(why).into());
         }
+        if self.is_live() {
+            let what = "replicas in threads";
+            return Err(DdpError::Recovery { what }.into());
+        }
         self.attempt(model, |ddp, before, timeline| {
             ddp.run_replicas(model, devices, before, timeline, &run)
         })

@@ -55,6 +55,7 @@ impl Ddp {
             dtype: buffer::dtype_of_sums(&self.parameters),
             shapes: Arc::new([]),
             shares: Some(shares.clone()),
+            keeps_tail: false,
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         let reducer = reducer(backend, reduction, &self.device, setup)?;

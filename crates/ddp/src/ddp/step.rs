@@ -74,7 +74,8 @@ impl Ddp {
     /// they were before the call, so the next call repeats the step with the same random numbers. If `run` fails before a
     /// bucket was sent, the other ranks must have failed in the same step; otherwise the next step fails on all ranks with an
     /// error about the different step numbers. If `run` fails after a bucket was sent, the group is aborted, because the other
-    /// ranks wait for the rest.
+    /// ranks wait for the rest. With [`Recovery::Live`](crate::Recovery), the loss of other ranks is no error: the step is
+    /// repeated, so `run` may be called again, for other shards.
     pub fn step<M, E>(
         &mut self,
         model: &M,
@@ -89,28 +90,44 @@ impl Ddp {
             page::tell_misconfigured(true);
             return Err(DdpError::SyncBatchNorm { shards, world }.into());
         }
-        self.attempt(model, |ddp, before, timeline| {
-            let meeting = ddp.norms.as_ref().map(Meeting::new);
-            for (turn, shard) in ddp.shards().enumerate() {
-                if turn > 0 {
-                    ddp.write_buffers(model, &before.statistics);
-                }
-                let seat = Seat {
-                    shard,
-                    wish: before.wish.filter(|_| turn == 0),
-                    device: &ddp.device,
-                    tokens: &ddp.tokens,
-                    sink: &ddp.sink,
-                    apply: &|event| ddp.reducer.apply(event),
-                    takes_turns: false,
-                    meeting: meeting.as_ref(),
-                };
-                ddp.run_shard(model, seat, timeline, &mut run)?;
-                let buffers = ddp.read_buffers(model)?;
-                ddp.reducer.apply(Event::ShardEnd(buffers));
-            }
-            Ok(())
+        self.repeat_step(model, |ddp| {
+            ddp.attempt(model, |ddp, before, timeline| {
+                ddp.run_shards(model, before, timeline, &mut run)
+            })
         })
+    }
+
+    fn run_shards<M, E>(
+        &self,
+        model: &M,
+        before: &Before,
+        timeline: &mut Timeline,
+        run: &mut impl FnMut(&mut ShardStep<'_, M>) -> Result<(), E>,
+    ) -> Result<(), E>
+    where
+        M: Module,
+        E: From<DdpError>,
+    {
+        let meeting = self.norms.as_ref().map(Meeting::new);
+        for (turn, shard) in self.shards().enumerate() {
+            if turn > 0 {
+                self.write_buffers(model, &before.statistics);
+            }
+            let seat = Seat {
+                shard,
+                wish: before.wish.filter(|_| turn == 0),
+                device: &self.device,
+                tokens: &self.tokens,
+                sink: &self.sink,
+                apply: &|event| self.reducer.apply(event),
+                takes_turns: false,
+                meeting: meeting.as_ref(),
+            };
+            self.run_shard(model, seat, timeline, run)?;
+            let buffers = self.read_buffers(model)?;
+            self.reducer.apply(Event::ShardEnd(buffers));
+        }
+        Ok(())
     }
 
     /// Runs one step whose shards `shards` computes. After an error everything is as before.
@@ -196,10 +213,27 @@ impl Ddp {
         start: &[Vec<f32>],
         timeline: Timeline,
     ) -> Result<Reduced, DdpError> {
-        let step = self.step;
-        self.group.set_phase(Phase::Communication, step);
+        self.group.set_phase(Phase::Communication, self.step);
         self.gather(Sharded::end_step)?;
-        let collected = self.collect(model, start, timeline);
+        let finished = self.reducer.finish();
+        let finished = finished.inspect_err(|error| self.abandon(error))?;
+        self.conclude(model, start, timeline, finished)
+    }
+
+    /// Ends a step whose sums have come.
+    pub(super) fn conclude<M: Module>(
+        &mut self,
+        model: &M,
+        start: &[Vec<f32>],
+        timeline: Timeline,
+        finished: Finished,
+    ) -> Result<Reduced, DdpError> {
+        let step = self.step;
+        if self.is_live() {
+            let tail = finished.tail.iter().flat_map(|value| value.to_le_bytes());
+            self.commits.complete(tail.collect());
+        }
+        let collected = self.collect(model, start, timeline, finished);
         let (reduced, stop) = collected.inspect_err(|error| self.abandon(error))?;
         // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
         // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
@@ -332,6 +366,7 @@ impl Ddp {
         model: &M,
         start: &[Vec<f32>],
         mut timeline: Timeline,
+        finished: Finished,
     ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
         let Finished {
             mut means,
@@ -339,7 +374,8 @@ impl Ddp {
             statistics,
             mut extras,
             timings,
-        } = self.reducer.finish()?;
+            tail: _,
+        } = finished;
         self.check_device()?;
         timeline.buckets = timings;
         timeline.gathers = self

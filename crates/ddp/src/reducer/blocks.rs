@@ -58,6 +58,11 @@ impl<'a> Arrived<'a> {
         self.weight
     }
 
+    /// The whole block, or the part of it.
+    pub(super) fn values(&self) -> &[f32] {
+        self.values
+    }
+
     /// The sums that travel with the bucket.
     pub(super) fn extras(&self) -> Vec<f32> {
         self.values[self.bucket.extras.clone()].to_vec()
@@ -599,6 +604,8 @@ impl Blocks {
     fn launch_ready(&mut self) {
         let end = self.live.len().min(self.open.unwrap_or(usize::MAX));
         while self.failed.is_none() && self.next < end && self.live[self.next].sealed {
+            #[cfg(test)]
+            crate::recovery::faults::before_send(self.step, self.next, &self.group);
             if self.is_compressed(self.next) {
                 let sent = self.compressor.as_mut().map(|all| all.send(self.next));
                 self.failed = sent.and_then(|sent| sent.err().map(DdpError::from));

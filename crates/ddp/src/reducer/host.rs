@@ -23,6 +23,9 @@ pub(crate) struct HostReducer {
     hook: CommHook,
     shares: Option<Arc<Shares>>,
     blocks: Mutex<Blocks>,
+    keeps_tail: bool,
+    /// The last step's gradients, if its tail did not come.
+    unfinished: Mutex<Option<Gradients>>,
     /// Parameters on their way to all ranks, by bucket.
     weights: Mutex<Vec<Option<Weights>>>,
 }
@@ -33,12 +36,36 @@ struct Weights {
     half: Option<Half>,
 }
 
+/// A step's averages and timings, without the tail.
+struct Gradients {
+    means: Vec<Option<Vec<f32>>>,
+    used: Vec<bool>,
+    timings: Vec<BucketTiming>,
+}
+
+impl Gradients {
+    fn finished(mut self, tail: Tail) -> Finished {
+        self.timings.extend(tail.timing);
+        Finished {
+            means: Means::Host(self.means),
+            used: self.used,
+            statistics: tail.statistics,
+            extras: tail.extras,
+            timings: self.timings,
+            tail: tail.values,
+        }
+    }
+}
+
 /// The contents of the tail bucket.
 pub(super) struct Tail {
     pub(super) weight: f32,
     pub(super) statistics: Option<Vec<Vec<f32>>>,
     pub(super) extras: Vec<f32>,
-    pub(super) timing: BucketTiming,
+    /// `None` if another rank lent the bucket.
+    pub(super) timing: Option<BucketTiming>,
+    /// All of it, if it is kept.
+    values: Vec<f32>,
 }
 
 impl HostReducer {
@@ -61,6 +88,8 @@ impl HostReducer {
             plan: setup.plan.clone(),
             hook: setup.hook,
             shares: setup.shares.clone(),
+            keeps_tail: setup.keeps_tail,
+            unfinished: Mutex::new(None),
             weights: Mutex::new(setup.plan.buckets.iter().map(|_| None).collect()),
             blocks: Mutex::new(Blocks::new(setup, first)?),
         })
@@ -77,21 +106,31 @@ impl HostReducer {
     /// Waits for the tail bucket.
     pub(super) fn finish_tail(&self) -> Result<Tail, DdpError> {
         let at = self.plan.tail();
-        let bucket = &self.plan.buckets[at];
         let (landed, timing) = self.land(at)?;
-        let arrived = Arrived::new(bucket, &landed, None);
+        #[cfg(test)]
+        crate::recovery::faults::after_tail(&self.group)?;
+        let tail = self.tail(&landed, Some(timing));
+        self.give_back(at, landed);
+        Ok(tail)
+    }
+
+    fn tail(&self, landed: &Landed, timing: Option<BucketTiming>) -> Tail {
+        let bucket = &self.plan.buckets[self.plan.tail()];
+        let arrived = Arrived::new(bucket, landed, None);
         let means = || {
             let positions = 0..bucket.segments.len();
             positions.map(|position| arrived.mean(position)).collect()
         };
-        let tail = Tail {
+        Tail {
             weight: arrived.weight(),
             statistics: (arrived.weight() != 0.0).then(means),
             extras: arrived.extras(),
             timing,
-        };
-        self.give_back(at, landed);
-        Ok(tail)
+            values: match self.keeps_tail {
+                true => arrived.values().to_vec(),
+                false => Vec::new(),
+            },
+        }
     }
 
     /// Waits for a bucket.
@@ -164,18 +203,24 @@ impl Reducer for HostReducer {
             timings.push(timing);
             self.give_back(at, landed);
         }
-        let tail = match early {
-            Some(tail) => tail,
-            None => self.finish_tail()?,
-        };
-        timings.push(tail.timing);
-        Ok(Finished {
-            means: Means::Host(means),
+        let gradients = Gradients {
+            means,
             used,
-            statistics: tail.statistics,
-            extras: tail.extras,
             timings,
-        })
+        };
+        match early.map_or_else(|| self.finish_tail(), Ok) {
+            Ok(tail) => Ok(gradients.finished(tail)),
+            Err(error) => {
+                *lock(&self.unfinished) = Some(gradients).filter(|_| self.keeps_tail);
+                Err(error)
+            }
+        }
+    }
+
+    fn finish_with(&self, tail: Vec<f32>) -> Option<Finished> {
+        let gradients = lock(&self.unfinished).take()?;
+        let is_whole = tail.len() == self.plan.buckets[self.plan.tail()].stride;
+        is_whole.then(|| gradients.finished(self.tail(&Landed::Slice(tail, 0), None)))
     }
 
     fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {

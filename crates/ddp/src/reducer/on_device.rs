@@ -328,7 +328,7 @@ impl Reducer for DeviceReducer {
         let flags = tail.extras.split_off(self.sums());
         let mut timings = Vec::with_capacity(self.plan.buckets.len());
         let means = self.means(&flags, tail.weight, &mut timings)?;
-        timings.push(tail.timing);
+        timings.extend(tail.timing);
         Ok(Finished {
             means: Means::Device(means),
             used: flags
@@ -338,6 +338,7 @@ impl Reducer for DeviceReducer {
             statistics: tail.statistics,
             extras: tail.extras,
             timings,
+            tail: Vec::new(),
         })
     }
 

@@ -1,0 +1,219 @@
+//! Going on with the ranks that are left: the next generation of the group, and the commit that holds.
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::tensor::DType;
+use paceline_collective::{ProcessGroup, Tree};
+
+use super::{Ddp, Reduced};
+use crate::buffer;
+use crate::comm_hook::CommHook;
+use crate::error::DdpError;
+use crate::recovery::{self, Recovery};
+use crate::reducer::Reducer;
+use crate::timeline::Timeline;
+
+/// The next generation of a group, in tests.
+#[cfg(test)]
+pub(crate) type Successor =
+    Box<dyn Fn(&ProcessGroup) -> Result<ProcessGroup, paceline_collective::Error> + Send + Sync>;
+
+/// What a rank does after a failure.
+enum Next {
+    /// It fails.
+    Fail,
+    /// It repeats the commit that it was in.
+    Repeat,
+    /// It takes the result of that commit from another rank.
+    Borrow {
+        result: Vec<u8>,
+        /// The reducer of the step that lacks the result.
+        reducer: Arc<dyn Reducer>,
+    },
+}
+
+impl Ddp {
+    /// Runs `agree`, and again whenever a rank is lost meanwhile, until the ranks that are left succeed. With
+    /// [`Recovery::None`] it runs once.
+    ///
+    /// Use it for operations between steps, on [`group`](Self::group), such as sums of an evaluation. `agree` returns the
+    /// same bytes on all ranks, and its last operation needs something of every rank: an all-reduce, an all-gather or a barrier,
+    /// but no broadcast. All ranks call this function in the same order. After a loss, [`shards`](Self::shards), the rank and
+    /// the number of ranks may differ.
+    ///
+    /// *Cost*: without a failure, a copy of the result. *Blocks*: like `agree`; after a loss, until the ranks that are left have
+    /// formed the next generation of the group.
+    ///
+    /// *Errors*: those of `agree`.
+    ///
+    /// *Example*:
+    /// ```
+    /// # use paceline_ddp::{Ddp, DdpError};
+    /// # fn score(_: std::ops::Range<usize>) -> Vec<u8> { Vec::new() }
+    /// # fn sum(ddp: &mut Ddp) -> Result<Vec<u8>, DdpError> {
+    /// ddp.with_recovery(|ddp| {
+    ///     let own = score(ddp.shards());
+    ///     Ok(ddp.group().all_gather_bytes(&own)?.concat())
+    /// })
+    /// # }
+    /// ```
+    pub fn with_recovery<E: From<DdpError>>(
+        &mut self,
+        mut agree: impl FnMut(&Self) -> Result<Vec<u8>, E>,
+    ) -> Result<Vec<u8>, E> {
+        loop {
+            let result = match agree(self) {
+                Ok(result) => result,
+                Err(error) => match self.recover()? {
+                    Next::Fail => return Err(error),
+                    Next::Repeat => continue,
+                    Next::Borrow { result, .. } => result,
+                },
+            };
+            if self.is_live() {
+                self.commits.complete(result.clone());
+            }
+            return Ok(result);
+        }
+    }
+
+    /// Runs a step, and again whenever a rank is lost meanwhile. `attempt` leaves everything as it was if it fails.
+    pub(super) fn repeat_step<M, E>(
+        &mut self,
+        model: &M,
+        mut attempt: impl FnMut(&mut Self) -> Result<Reduced, E>,
+    ) -> Result<Reduced, E>
+    where
+        M: Module,
+        E: From<DdpError>,
+    {
+        self.require_recoverable()?;
+        let completed = self.commits.completed;
+        loop {
+            let error = match attempt(self) {
+                Ok(reduced) => return Ok(reduced),
+                Err(error) => error,
+            };
+            // The ranks have completed the step itself.
+            if self.commits.completed != completed {
+                return Err(error);
+            }
+            match self.recover()? {
+                Next::Fail => return Err(error),
+                Next::Repeat => {}
+                Next::Borrow { result, reducer } => {
+                    let (tail, _) = result.as_chunks::<4>();
+                    let tail = tail.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                    let Some(finished) = reducer.finish_with(tail.collect()) else {
+                        return Err(error);
+                    };
+                    let statistics = self.read_buffers(model)?;
+                    let reduced =
+                        self.conclude(model, &statistics, Timeline::default(), finished)?;
+                    return Ok(reduced);
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.options.recovery == Recovery::Live
+    }
+
+    /// *Errors*: live recovery, of a kind of training that is restarted from a checkpoint instead.
+    pub(super) fn require_recoverable(&self) -> Result<(), DdpError> {
+        if !self.is_live() {
+            return Ok(());
+        }
+        let hook = self.options.comm_hook;
+        let what = if !buffer::is_host(&self.device) {
+            "a model on a GPU: the gradients of a step may not be computed yet when it returns"
+        } else if buffer::dtype_of_sums(&self.parameters) == DType::F64 {
+            "parameters in f64"
+        } else if hook != CommHook::None {
+            "a communication hook: what the lost rank has not sent yet is lost"
+        } else if self.norms.is_some() {
+            "SyncBatchNorm, which needs one shard on each rank"
+        } else if self.shares.is_some() || self.options.deferred_init {
+            "a sharded optimizer: the lost rank's slices are lost"
+        } else if self.parts.is_some() || self.placement.is_some() {
+            "a model in parts or stages: the lost rank's part is lost"
+        } else {
+            return Ok(());
+        };
+        Err(DdpError::Recovery { what })
+    }
+
+    /// After a failure of the group, goes on with the ranks that are left.
+    fn recover(&mut self) -> Result<Next, DdpError> {
+        let failed = self.group.health().err();
+        let is_loss = failed.as_ref().is_some_and(recovery::is_loss);
+        if !self.is_live() || !is_loss {
+            return Ok(Next::Fail);
+        }
+        let (result, own) = loop {
+            match self.next_group() {
+                Ok(group) => self.group = group,
+                Err(error) => {
+                    paceline_rendezvous::notice!(WARN, "live recovery ends: {error}");
+                    return Ok(Next::Fail);
+                }
+            }
+            match self.settle() {
+                Ok(settled) => break settled,
+                // Another rank is lost.
+                Err(_) if self.group.health().is_err_and(|e| recovery::is_loss(&e)) => {}
+                Err(error) => {
+                    self.group.abort(&error.to_string());
+                    return Err(error);
+                }
+            }
+        };
+        let reducer = self.adopt()?;
+        Ok(match result {
+            Some(result) if own => Next::Borrow { result, reducer },
+            _ => Next::Repeat,
+        })
+    }
+
+    fn next_group(&self) -> Result<ProcessGroup, paceline_collective::Error> {
+        #[cfg(test)]
+        if let Some(next) = &self.successor {
+            return next(&self.group);
+        }
+        self.group.next_generation()
+    }
+
+    /// Finds the commit that holds. Returns its result if some rank lacks it, and whether this one does.
+    fn settle(&self) -> Result<(Option<Vec<u8>>, bool), DdpError> {
+        #[cfg(test)]
+        recovery::faults::before_settling(&self.group);
+        let own = self.commits.completed;
+        let all = self.group.all_gather_bytes(&own.to_le_bytes())?;
+        let all = all.iter().map(|bytes| {
+            let bytes = bytes.as_slice().try_into();
+            bytes.map_or(0, u64::from_le_bytes)
+        });
+        let all: Vec<u64> = all.collect();
+        let Some(lender) = recovery::settle(&all)? else {
+            return Ok((None, false));
+        };
+        let lent = (self.group.rank() == lender).then_some(&self.commits.result[..]);
+        let lent = self.group.broadcast_bytes(lent, lender)?;
+        Ok((Some(lent), own < all[lender]))
+    }
+
+    /// Deals the shards and the memory of gradients anew, for the group's ranks. Returns the reducer until now.
+    fn adopt(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
+        let (shards, world) = (self.shard_count(), self.group.world());
+        self.tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
+        if self.options.stop_on_signal {
+            let listens = self.group.stop_on_signal();
+            listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
+        }
+        // The group's operations begin anew.
+        self.undone = 0;
+        self.make_reducer(self.plan.clone())
+    }
+}

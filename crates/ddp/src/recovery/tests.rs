@@ -1,0 +1,411 @@
+//! Groups that lose ranks at every operation of a step, with ranks that are threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::optim::AdamWConfig;
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor, TensorData};
+use paceline_collective::{GroupOptions, ProcessGroup, Transport, Tree};
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::store::{Server, ServerOptions};
+use paceline_rendezvous::token::Token;
+
+use super::faults::{self, Fault};
+use super::*;
+use crate::ddp::{Ddp, DdpOptions};
+use crate::plan::BucketCaps;
+use crate::scaler::GradScaler;
+use crate::weights;
+
+const SHARDS: usize = 8;
+const WORLD: usize = 4;
+const STEPS: u64 = 3;
+/// Gradient buckets of [`Net`], and the tail.
+const BUCKETS: usize = 5;
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    norm: BatchNorm,
+    second: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        let net = Self {
+            first: LinearConfig::new(5, 16).init(device),
+            norm: BatchNormConfig::new(16).init(device),
+            second: LinearConfig::new(16, 3).init(device),
+        };
+        let tensors = weights::export(&net).into_iter().enumerate();
+        let fixed = tensors.filter(|(_, (path, _))| !path.contains("running"));
+        let fixed = fixed.map(|(at, (path, data))| {
+            let values = (0..data.num_elements()).map(|i| wave(at * 100 + i));
+            let values: Vec<f32> = values.collect();
+            (path, TensorData::new(values, data.shape().clone()))
+        });
+        let fixed = fixed.collect();
+        weights::import(net, fixed)
+    }
+
+    fn loss(&self, step: u64, shard: usize, device: &Device) -> Tensor<1> {
+        let samples = 2 + (step as usize + shard) % 3;
+        let values = (0..samples * 5).map(|i| wave(step as usize * 1000 + shard * 100 + i));
+        let values: Vec<f32> = values.collect();
+        let x = Tensor::<2>::from_data(TensorData::new(values, [samples, 5]), device);
+        let hidden = relu(self.norm.forward(self.first.forward(x)));
+        let y = self.second.forward(hidden);
+        y.powf_scalar(2.0).mean()
+    }
+}
+
+/// A number that needs all its digits.
+fn wave(at: usize) -> f32 {
+    ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.3
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wire {
+    Local,
+    Tcp,
+}
+
+/// Decides which ranks are in the next generation, as the job's launcher does.
+struct Launcher {
+    wire: Wire,
+    /// Is not in the second generation.
+    given_up: Option<usize>,
+    token: Token,
+    server: Server,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// By their numbers in the first generation.
+    alive: Vec<usize>,
+    /// Waits for the next generation.
+    waiting: Vec<usize>,
+    generation: u64,
+    /// The next group of each rank.
+    seats: Vec<(usize, Seat)>,
+}
+
+enum Seat {
+    Group(ProcessGroup),
+    Env(Box<WorkerEnv>),
+}
+
+impl Launcher {
+    fn new(wire: Wire, given_up: Option<usize>) -> Self {
+        let token = Token::generate().expect("random numbers");
+        let addr = "127.0.0.1:0".parse().expect("an address");
+        let server = Server::bind_with(addr, &token, ServerOptions::default());
+        Self {
+            wire,
+            given_up,
+            token,
+            server: server.expect("a free port"),
+            state: Mutex::new(State {
+                alive: (0..WORLD).collect(),
+                waiting: Vec::new(),
+                generation: 0,
+                seats: Vec::new(),
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn options(&self) -> GroupOptions {
+        GroupOptions {
+            timeout: Duration::from_secs(30),
+            transport: match self.wire {
+                Wire::Local => Transport::Auto,
+                Wire::Tcp => Transport::Tcp,
+            },
+            ..GroupOptions::default()
+        }
+    }
+
+    /// Groups of all ranks that are alive and wait.
+    fn form(&self, state: &mut State) {
+        state.generation += 1;
+        let members = state.alive.clone();
+        let world = members.len();
+        state.seats = match self.wire {
+            Wire::Local => {
+                let groups = ProcessGroup::local(world, &self.options()).expect("a local group");
+                members
+                    .into_iter()
+                    .zip(groups.into_iter().map(Seat::Group))
+                    .collect()
+            }
+            Wire::Tcp => {
+                let env = |rank| WorkerEnv {
+                    rank,
+                    world,
+                    local_rank: rank,
+                    local_world: world,
+                    master_addr: self.server.addr().ip().to_string(),
+                    master_port: self.server.addr().port(),
+                    store: Some(self.server.addr().to_string()),
+                    token: self.token.clone(),
+                    token_is_secret: true,
+                    run_id: format!("generation-{}", state.generation),
+                    ..WorkerEnv::alone()
+                };
+                let envs = members.into_iter().enumerate();
+                envs.map(|(rank, id)| (id, Seat::Env(Box::new(env(rank)))))
+                    .collect()
+            }
+        };
+        state.waiting.clear();
+        self.changed.notify_all();
+    }
+
+    /// Waits until all ranks that are alive do.
+    fn next(&self, id: usize) -> Result<ProcessGroup, Error> {
+        let fenced = || Error::Fenced {
+            rank: id,
+            generation: 0,
+        };
+        let mut state = self.state.lock().expect("no holder panics");
+        if state.generation > 0 && self.given_up == Some(id) {
+            return Err(fenced());
+        }
+        state.waiting.push(id);
+        let seat = loop {
+            if let Some(at) = state.seats.iter().position(|(other, _)| *other == id) {
+                break state.seats.swap_remove(at).1;
+            }
+            if state.alive.iter().all(|id| state.waiting.contains(id)) {
+                self.form(&mut state);
+                continue;
+            }
+            let limit = Duration::from_secs(60);
+            let waited = self.changed.wait_timeout(state, limit);
+            let (now, waited) = waited.expect("no holder panics");
+            state = now;
+            assert!(
+                !waited.timed_out(),
+                "rank {id} waits, alive {:?}",
+                state.alive
+            );
+        };
+        drop(state);
+        match seat {
+            Seat::Group(group) => Ok(group),
+            Seat::Env(env) => ProcessGroup::connect(*env, &self.options()),
+        }
+    }
+
+    /// The rank will not come any more.
+    fn lost(&self, id: usize) {
+        let mut state = self.state.lock().expect("no holder panics");
+        state.alive.retain(|other| *other != id);
+        self.changed.notify_all();
+    }
+}
+
+/// What one rank of a test does wrong.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    rank: usize,
+    fault: Fault,
+}
+
+/// A rank to its end: its hash if it survives, and how many shards it has computed.
+struct Outcome {
+    hash: Option<String>,
+    shards: usize,
+}
+
+fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
+    let fault = plans.iter().find(|plan| plan.rank == id);
+    let group = launcher.next(id).expect("the first generation");
+    faults::plan(fault.map(|plan| plan.fault));
+    let device = Device::flex().autodiff();
+    let options = DdpOptions {
+        shards: Some(SHARDS),
+        caps: BucketCaps {
+            first_bytes: 64,
+            bytes: 256,
+        },
+        seed: 5,
+        sums: 1,
+        clip_norm: Some(1.0),
+        scaler: Some(GradScaler::default()),
+        recovery: Recovery::Live,
+        ..DdpOptions::default()
+    };
+    let shards = AtomicUsize::new(0);
+    let run = || -> Result<String, DdpError> {
+        let mut optimizer = AdamWConfig::new().init();
+        let (mut ddp, mut net) = Ddp::new(group, Net::new(&device), options)?;
+        assert_eq!(ddp.bucket_count() + 1, BUCKETS);
+        let launcher = launcher.clone();
+        ddp.successor = Some(Box::new(move |_| launcher.next(id)));
+        for step in 0..STEPS {
+            let reduced = ddp.step(&net, |shard| {
+                shards.fetch_add(1, Ordering::Relaxed);
+                let loss = shard.model()?.loss(shard.step(), shard.shard(), &device);
+                shard.add(0, 1.0);
+                shard.backward(loss, 1.0 + (shard.shard() % 3) as f32)
+            })?;
+            assert_eq!(reduced.sums, [SHARDS as f32], "step {step}");
+            net = optimizer.step(0.01, net, reduced.grads);
+            // The shards' sums of an evaluation.
+            let sums = ddp.with_recovery(|ddp| {
+                let own: Vec<u8> = ddp.shards().map(|shard| shard as u8).collect();
+                Ok::<_, DdpError>(ddp.group().all_gather_bytes(&own)?.concat())
+            })?;
+            assert_eq!(sums, (0..SHARDS as u8).collect::<Vec<_>>());
+        }
+        ddp.sha256(&net)
+    };
+    let hash = run().inspect_err(|error| println!("rank {id} ends: {error}"));
+    launcher.lost(id);
+    Outcome {
+        hash: hash.ok(),
+        shards: shards.into_inner(),
+    }
+}
+
+/// Trains with these faults. Ranks in `given_up` are not in the second generation, whatever they do.
+fn outcomes(wire: Wire, plans: &[Plan], given_up: Option<usize>) -> Vec<Outcome> {
+    let launcher = Arc::new(Launcher::new(wire, given_up));
+    paceline_testing::on_threads(0..WORLD, |id| train(&launcher, id, plans))
+}
+
+/// The weights' hash without faults, on all ranks.
+fn undisturbed() -> String {
+    let mut all = outcomes(Wire::Local, &[], None);
+    let hashes = all.iter_mut().map(|outcome| outcome.hash.take());
+    let hashes: Vec<String> = hashes.map(|hash| hash.expect("nothing fails")).collect();
+    assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+    hashes[0].clone()
+}
+
+#[track_caller]
+fn assert_survivors(outcomes: &[Outcome], lost: &[usize], hash: &str, case: &str) {
+    for (id, outcome) in outcomes.iter().enumerate() {
+        let expected = (!lost.contains(&id)).then_some(hash);
+        assert_eq!(outcome.hash.as_deref(), expected, "rank {id}, {case}");
+    }
+}
+
+#[test]
+fn survivors_end_with_the_same_bits_wherever_a_rank_dies() {
+    let hash = undisturbed();
+    for wire in [Wire::Local, Wire::Tcp] {
+        for rank in 0..WORLD {
+            for (step, bucket) in (0..STEPS).flat_map(|s| (0..BUCKETS).map(move |b| (s, b))) {
+                let fault = Fault::Dies { step, bucket };
+                let outcomes = outcomes(wire, &[Plan { rank, fault }], None);
+                assert_survivors(&outcomes, &[rank], &hash, &format!("{wire:?} {fault:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_lacks_the_tail_of_a_step_borrows_it_or_all_repeat_the_step() {
+    let hash = undisturbed();
+    let shards_of = |world, rank| {
+        let tree = Tree::split(SHARDS, world).expect("enough shards");
+        tree.range(rank).len()
+    };
+    for wire in [Wire::Local, Wire::Tcp] {
+        for (rank, culprit) in [(0, 3), (3, 0), (1, 2)] {
+            for step in 0..STEPS {
+                let fault = Fault::LosesTail { step, culprit };
+                let outcomes = outcomes(wire, &[Plan { rank, fault }], Some(culprit));
+                let case = format!("{wire:?} {rank} {fault:?}");
+                assert_survivors(&outcomes, &[culprit], &hash, &case);
+                if wire == Wire::Local {
+                    // The others have returned from the step, so it runs once.
+                    let done = step as usize + 1;
+                    let after = shards_of(WORLD - 1, rank - usize::from(culprit < rank));
+                    let expected = done * shards_of(WORLD, rank) + (STEPS as usize - done) * after;
+                    assert_eq!(outcomes[rank].shards, expected, "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_second_rank_may_be_lost_while_the_next_generation_forms() {
+    let hash = undisturbed();
+    for wire in [Wire::Local, Wire::Tcp] {
+        for (first, second) in [(0, 1), (3, 0), (2, 3)] {
+            let fault = Fault::Dies { step: 1, bucket: 1 };
+            let first_dies = Plan { rank: first, fault };
+            for fault in [Fault::DiesSettling, fault] {
+                let second_dies = Plan {
+                    rank: second,
+                    fault,
+                };
+                let outcomes = outcomes(wire, &[first_dies, second_dies], None);
+                let case = format!("{wire:?} {first} {second} {fault:?}");
+                assert_survivors(&outcomes, &[first, second], &hash, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_last_rank_goes_on_alone() {
+    let hash = undisturbed();
+    let plans = [0, 1, 3].map(|rank| Plan {
+        rank,
+        fault: Fault::Dies {
+            step: rank as u64 % 2,
+            bucket: 2,
+        },
+    });
+    let outcomes = outcomes(Wire::Local, &plans, None);
+    assert_survivors(&outcomes, &[0, 1, 3], &hash, "three are lost");
+    assert!(outcomes[2].shards >= 2 + 2 * SHARDS);
+}
+
+#[test]
+fn the_rank_that_is_ahead_lends_to_all_that_are_behind() {
+    for (completed, lender) in [
+        (&[3, 3, 3][..], None),
+        (&[2, 3, 3], Some(1)),
+        (&[3, 2, 2], Some(0)),
+        (&[0, 0, 1], Some(2)),
+        (&[0], None),
+    ] {
+        let settled = settle(completed).expect("at most one apart");
+        assert_eq!(settled, lender, "{completed:?}");
+    }
+    let error = settle(&[3, 1, 2]).expect_err("two apart");
+    assert_eq!(
+        error.to_string(),
+        "rank 1 has completed 1 steps and other agreements, but another rank 3: expected a difference of at most one"
+    );
+}
+
+#[test]
+fn what_cannot_recover_says_so() {
+    let device = Device::flex().autodiff();
+    let group = || ProcessGroup::local(1, &GroupOptions::default());
+    let options = DdpOptions {
+        recovery: Recovery::Live,
+        comm_hook: crate::CommHook::Bf16Compress,
+        ..DdpOptions::default()
+    };
+    let group = group().expect("a local group").remove(0);
+    let refused = Ddp::new(group, Net::new(&device), options).err();
+    let refused = refused.expect("a lossy hook does not recover").to_string();
+    assert!(
+        refused.starts_with("live recovery does not work with a communication hook"),
+        "{refused}"
+    );
+}
