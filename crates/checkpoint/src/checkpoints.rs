@@ -5,11 +5,13 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
+use std::time::SystemTime;
 
 use burn::module::Module;
 use burn::tensor::{Bytes, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Ddp;
+use paceline_ddp::sampler::StepPlan;
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
@@ -17,6 +19,7 @@ use crate::checkpoint::{Checkpoint, write_tensors};
 use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::folder::Writing;
+use crate::ledger::{self, Ledger};
 use crate::saved::Saved;
 
 /// Number of checkpoints kept by default.
@@ -67,6 +70,7 @@ const KEEP: usize = 3;
 ///     })?;
 ///     model = optimizer.step(0.1, model, reduced.grads);
 ///     best = best.min(reduced.loss);
+///     checkpoints.record(&ddp, &plan)?;
 ///     if plan.ends_epoch() {
 ///         let checkpoint = Checkpoint::new(&model, &optimizer).sampler(&plan.after).value(&best);
 ///         checkpoints.save(&ddp, checkpoint)?;
@@ -83,6 +87,9 @@ pub struct Checkpoints {
     keep: usize,
     metadata: BTreeMap<String, String>,
     writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+    /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
+    ledger: Option<Ledger>,
+    opened: SystemTime,
     /// The lock on the folder; on rank 0 only.
     _lock: Option<File>,
 }
@@ -100,6 +107,8 @@ impl Checkpoints {
             keep: KEEP,
             metadata: BTreeMap::new(),
             writing: None,
+            ledger: None,
+            opened: SystemTime::now(),
             _lock: lock,
         })
     }
@@ -134,6 +143,35 @@ impl Checkpoints {
             }
         }
         Ok(saved)
+    }
+
+    /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it once the optimizer's step is applied, and
+    /// before [`save`](Self::save). All ranks may call it; rank 0 writes.
+    ///
+    /// *Cost*: no message; a checksum of the indices and one line appended to a file.
+    ///
+    /// *Errors*: the ledger cannot be written, or was damaged before.
+    pub fn record(&mut self, ddp: &Ddp, plan: &StepPlan) -> Result<(), CheckpointError> {
+        if self.group.rank() != 0 {
+            return Ok(());
+        }
+        let failed = |action| {
+            let path = ledger::path(&self.folder);
+            move |source| CheckpointError::Ledger {
+                action,
+                path,
+                source,
+            }
+        };
+        let ledger = match &mut self.ledger {
+            Some(ledger) => ledger,
+            none => {
+                let opened = Ledger::open(&self.folder, self.opened);
+                none.insert(opened.map_err(failed("continue"))?)
+            }
+        };
+        let recorded = ledger.record(&self.group, ddp, plan);
+        recorded.map_err(failed("write"))
     }
 
     /// Saves the state after the last step. If every rank has all of it, rank 0 copies it and writes it in the background; the others
@@ -199,6 +237,8 @@ impl Checkpoints {
             ..State::default()
         };
         let (folder, keep, metadata) = (self.folder.clone(), self.keep, self.metadata.clone());
+        let ledger = self.ledger.as_ref().map(Ledger::file).transpose();
+        let ledger = ledger.map_err(&failed)?;
         let write = move || {
             let (writing, hash) = match (begun, copied) {
                 (Some(begun), _) => begun,
@@ -212,6 +252,9 @@ impl Checkpoints {
             };
             state.weights_sha256 = hash;
             write_rest(writing.path(), hook, schedule).map_err(writing.failed())?;
+            // A run that resumes from this checkpoint finds all its steps in the ledger.
+            let synced = ledger.map_or(Ok(()), |ledger| ledger.sync_data());
+            synced.map_err(writing.failed())?;
             writing.finish(keep, state)
         };
         let thread = thread::Builder::new().name("rank0/save".into());

@@ -41,6 +41,16 @@ pub enum CheckpointError {
         /// The system's error.
         source: io::Error,
     },
+    /// The run's ledger cannot be read or continued.
+    #[error("cannot {action} ledger {}: {source}", path.display())]
+    Ledger {
+        /// The failed action, for example `continue`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error, or what is wrong with the file.
+        source: io::Error,
+    },
     /// Rank 0 failed for all ranks, as it says itself.
     #[error("{0}")]
     Rank0(String),
@@ -68,9 +78,14 @@ impl CheckpointError {
             Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space and resume; earlier checkpoints are untouched".into())
             }
+            Self::Ledger {
+                action: "continue", ..
+            } => Some(
+                "move it away, and the run begins another one; checkpoints are untouched".into(),
+            ),
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Ddp(error) => error.hint(),
-            Self::Misfit { .. } | Self::Rank0(_) => None,
+            Self::Ledger { .. } | Self::Misfit { .. } | Self::Rank0(_) => None,
         }
     }
 }

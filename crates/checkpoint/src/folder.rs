@@ -101,7 +101,7 @@ pub fn list(folder: &Path) -> Vec<PathBuf> {
     found.into_iter().map(|(_, path)| path).collect()
 }
 
-fn step_of(path: &Path) -> Option<u64> {
+pub(crate) fn step_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     name.strip_prefix("step-")?.parse().ok()
 }

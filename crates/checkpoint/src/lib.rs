@@ -9,6 +9,7 @@
 //!   schedule.burnpack    state of the learning-rate scheduler, where one was given
 //!   hook.safetensors     state of the communication hook, see `paceline_ddp::Ddp::export_hook_state`
 //!   state.json           see below
+//! FOLDER/ledger.jsonl    the samples of each step, see [`ledger`]
 //! ```
 //!
 //! ```json
@@ -37,6 +38,7 @@ mod decide;
 mod error;
 mod files;
 mod folder;
+pub mod ledger;
 mod optimizer;
 mod record;
 mod saved;

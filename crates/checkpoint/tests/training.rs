@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor, TensorData};
-use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, list};
+use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, ledger, list};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
 use paceline_ddp::{
@@ -84,6 +84,7 @@ fn train(group: ProcessGroup, folder: &Path, stop: Option<u64>) -> (String, f64)
         let reduced = ddp.step_on(&model, &plan, loss).expect("a step");
         model = optimizer.step(schedule.step(), model, reduced.grads);
         losses += reduced.loss;
+        checkpoints.record(&ddp, &plan).expect("recorded");
         let done = ddp.next_step();
         if done % 3 == 0 || stop == Some(done) {
             let checkpoint = Checkpoint::new(&model, &optimizer)
@@ -108,10 +109,21 @@ fn a_training_goes_on_with_the_same_bits_on_another_number_of_ranks() {
         let folder = tempfile::tempdir().expect("a folder");
         // In the middle of an epoch, between two saves.
         ranks(first, |group| train(group, folder.path(), Some(8)));
-        assert_eq!(list(folder.path()).len(), 2, "steps 6 and 8");
+        let [_, newest] = &list(folder.path())[..] else {
+            panic!("steps 6 and 8");
+        };
+        // As if the job had been killed before it saved.
+        std::fs::remove_dir_all(newest).expect("removed");
         for found in ranks(second, |group| train(group, folder.path(), None)) {
             assert_eq!(found, expected, "{first} ranks, then {second}");
         }
+        let audit = ledger::audit(folder.path()).expect("readable");
+        assert_eq!(audit.faults, []);
+        assert_eq!((audit.steps, audit.rolled_back), (18, 2));
+        let owners = audit.attempts.iter();
+        let owners = owners.map(|attempt| attempt.begin.owners.len());
+        assert_eq!(owners.collect::<Vec<_>>(), [first, second]);
+        assert!(audit.epochs.iter().all(|epoch| epoch.once == LEN));
     }
 }
 

@@ -131,6 +131,8 @@ pub struct Ddp {
     deferred: Deferred,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
+    /// Whether the scaler skipped the last step.
+    skipped: bool,
     /// Rounds of steps that ranks take by themselves.
     rounds: Option<Rounds>,
     /// The ranks, for the model's `SyncBatchNorm`s.
@@ -270,6 +272,7 @@ impl Ddp {
             parts: None,
             deferred,
             stop: None,
+            skipped: false,
             rounds: Rounds::new(options.comm_hook),
             norms,
             placement: None,
@@ -344,6 +347,11 @@ impl Ddp {
     /// Number of the next step.
     pub fn next_step(&self) -> u64 {
         self.step
+    }
+
+    /// Whether the last step changed nothing because the scaler found an infinity or NaN, see [`Reduced::skipped`].
+    pub fn has_skipped(&self) -> bool {
+        self.skipped
     }
 
     /// The signal, if any, that asked a rank to stop before the last step. All ranks get the same answer after the same step.

@@ -339,6 +339,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;
         }
+        self.checkpoints.record(&self.ddp, plan)?;
         self.step += 1;
         self.progress.epoch_sums[0] += f64::from(sums[sum::LOSS]);
         self.progress.epoch_sums[1] += weight;

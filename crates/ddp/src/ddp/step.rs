@@ -243,6 +243,7 @@ impl Ddp {
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = stop;
+        self.skipped = reduced.skipped;
         if let Some(rounds) = &mut self.rounds {
             rounds.phase.is_pending = true;
         }

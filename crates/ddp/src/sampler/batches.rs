@@ -1,6 +1,7 @@
 //! The steps of a training run: which samples each shard reads in each, resumable after any of them.
 
 use std::iter::FusedIterator;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -183,6 +184,13 @@ impl StepPlan {
     #[must_use]
     pub fn samples(&self) -> usize {
         self.shards.iter().map(Vec::len).sum()
+    }
+
+    /// The samples of the epoch, including padding, that all shards together have read before this step and after it.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        let consumed = |step| self.after.layout.consumed(step);
+        consumed(self.step_in_epoch)..consumed(self.step_in_epoch + 1)
     }
 
     /// Whether this is the last step of the epoch.

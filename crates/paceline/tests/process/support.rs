@@ -343,7 +343,7 @@ pub(crate) fn checkpoints(run: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(run.join("checkpoints")).expect("a folder of checkpoints");
     let mut found: Vec<_> = entries
         .map(|entry| entry.expect("an entry").path())
-        .filter(|path| !path.ends_with(".lock"))
+        .filter(|path| !path.ends_with(".lock") && !path.ends_with("ledger.jsonl"))
         .collect();
     found.sort();
     found
