@@ -178,9 +178,10 @@ pub(crate) fn picture<T: TrainTask>(
             kind: *kind,
             label: label.clone(),
         });
+        let idle = 1.0 - (busy / (last - first).max(f64::MIN_POSITIVE)).min(1.0);
         Lane {
             name: format!("rank {rank}"),
-            idle_share: 1.0 - (busy / (last - first).max(f64::MIN_POSITIVE)).min(1.0),
+            figure: format!("idle {:.2}%", idle * 100.0),
             pieces: pieces.collect(),
         }
     };

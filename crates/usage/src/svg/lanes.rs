@@ -2,7 +2,7 @@
 
 use super::shapes::{Style, rect, text};
 use super::{ALL, FAINT, KEY, LEFT, MEAN, MOST, REST, STRIP, TIME, TOP, WIDTH};
-use super::{axis, headed, percent};
+use super::{axis, headed};
 
 /// Room for the names on the left and the figures on the right.
 const NAMES: f64 = 84.0;
@@ -41,8 +41,8 @@ pub struct Lanes {
 pub struct Lane {
     /// Its name.
     pub name: String,
-    /// The share of the time in which it waited, `0.0..=1.0`.
-    pub idle_share: f64,
+    /// What stands behind it.
+    pub figure: String,
     /// Its work.
     pub pieces: Vec<Piece>,
 }
@@ -67,8 +67,7 @@ impl Lanes {
         let end = TOP + lanes.len() as f64 * (HEIGHT + GAP) - GAP;
         let heads = (self.title.as_str(), self.subtitle.as_str());
         let described = lanes.iter();
-        let described =
-            described.map(|lane| format!("{}: idle {}", lane.name, percent(lane.idle_share)));
+        let described = described.map(|lane| format!("{}: {}", lane.name, lane.figure));
         let described: Vec<_> = described.collect();
         let mut svg = headed(end + BOTTOM, heads, &described.join("; "));
         let pieces = lanes.iter().flat_map(|lane| &lane.pieces);
@@ -116,8 +115,7 @@ impl Lane {
         }
         let base = top + HEIGHT / 2.0 + 4.5;
         text(svg, (NAMES - 10.0, base), NAME, &self.name);
-        let idle = format!("idle {}", percent(self.idle_share));
-        text(svg, (NAMES + PLOT + 10.0, base), FIGURE, &idle);
+        text(svg, (NAMES + PLOT + 10.0, base), FIGURE, &self.figure);
     }
 }
 
@@ -138,7 +136,7 @@ mod tests {
             kinds: vec!["forward".into(), "backward".into()],
             lanes: vec![Lane {
                 name: "rank 0".into(),
-                idle_share: 0.25,
+                figure: "idle 25 %".into(),
                 pieces: vec![
                     piece(0.0, 0.5, 0, "m<"),
                     piece(0.75, 1.0, 1, "0"),
