@@ -2,6 +2,7 @@
 
 mod generate;
 mod indices;
+mod ledger;
 mod plan;
 mod tip;
 mod train;
@@ -15,6 +16,7 @@ use paceline_cli::{Command as Around, Stop, about};
 
 pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
+pub(crate) use ledger::LedgerArgs;
 pub(crate) use plan::{PlanArgs, PlanRankArgs};
 pub(crate) use train::TrainArgs;
 
@@ -33,6 +35,8 @@ pub(crate) enum Command {
     Around(Around),
     /// Print the samples of a rank.
     Indices(IndicesArgs),
+    /// Verify the ledger of a run.
+    Ledger(LedgerArgs),
     /// Run as one rank of a training job; started by `train`, not by users.
     Worker(WorkerArgs),
 }
@@ -74,6 +78,7 @@ where
         "plan-rank" => Ok(Command::PlanRank(plan::read_rank(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
+        "ledger" => Ok(Command::Ledger(ledger::read(matches))),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
             json: matches.get_flag("json"),
@@ -112,6 +117,7 @@ fn program() -> clap::Command {
         .subcommands(paceline_cli::commands())
         .mut_subcommand("compare", train::add_to_compare)
         .subcommand(indices::command())
+        .subcommand(ledger::command())
         .subcommand(worker_command());
     about::complete(program)
 }

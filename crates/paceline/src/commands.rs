@@ -2,6 +2,7 @@
 
 pub(crate) mod generate;
 pub(crate) mod indices;
+pub(crate) mod ledger;
 pub(crate) mod plan;
 pub(crate) mod rank;
 pub(crate) mod train;

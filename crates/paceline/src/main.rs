@@ -24,6 +24,7 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::PlanRank(args) => commands::plan::rank(args),
         Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
+        Command::Ledger(args) => commands::ledger::verify(args),
         Command::Worker(args) => commands::rank::worker(args),
     }
 }
