@@ -91,6 +91,14 @@ pub enum PipelineError {
     /// A group of the mesh could not be used.
     #[error(transparent)]
     Collective(#[from] Error),
+    /// A mesh with pipelines of another size.
+    #[error("pipeline: {ranks} ranks, but the mesh has {mesh} along pp")]
+    Mesh {
+        /// Ranks of a pipeline.
+        ranks: usize,
+        /// Ranks along the mesh's dimension `pp`.
+        mesh: usize,
+    },
     /// The model's parts are on other ranks than the mesh's.
     #[error("pipeline: the model has parts on {tp} ranks, but the mesh has {} along tp", .mesh)]
     Parts {

@@ -13,7 +13,7 @@ use paceline_nn::Pass;
 
 use super::error::PipelineError;
 use super::model::{Holdings, Placed, Sequential, Whole};
-use super::schedule::{Act, Action, Schedule};
+use super::schedule::{Act, Action, PipelineSize, Schedule};
 use super::simulate::{Trace, simulate, unit_cost};
 use super::tied;
 use super::wire::{Address, Wire};
@@ -124,24 +124,9 @@ impl<const D: usize> Pipeline<D> {
         options: PipelineOptions,
         mut ddp_options: DdpOptions,
     ) -> Result<(Self, Ddp, M), PipelineError> {
-        let chunks = options.chunks;
-        let micro_batches = ddp_options.accumulate;
-        let size = options.size(micro_batches);
-        options.check(micro_batches)?;
-        let stages = size.stages();
-        if stages > Address::STAGES_MAX || micro_batches > Address::NUMBERS_MAX {
-            return Err(PipelineError::TooMany {
-                stages,
-                micro_batches,
-            });
-        }
-        let cuts = options.stages(model.block_count())?;
-        let along_tp = mesh.get("tp").map_or(1, ProcessGroup::world);
+        let size = options.size(ddp_options.accumulate);
+        let cuts = fit(&mesh, &model, &options, size)?;
         let parts = model.tensor_parallel().cloned();
-        let tp = parts.as_ref().map_or(1, |parts| parts.group().world());
-        if tp != along_tp {
-            return Err(PipelineError::Parts { tp, mesh: along_tp });
-        }
         let group = mesh.parent().clone();
         agree(&group, &format!("{options:?} {cuts:?}"))?;
         let device = model.devices().into_iter().next();
@@ -160,7 +145,7 @@ impl<const D: usize> Pipeline<D> {
         if let Some(rank) = (0..size.ranks).find(|rank| !trains(*rank)) {
             return Err(PipelineError::Frozen { rank });
         }
-        let has_parts = chunks > 1 || options.schedule.splits_backward();
+        let has_parts = size.chunks > 1 || options.schedule.splits_backward();
         if has_parts && ddp_options.backend == Backend::Auto {
             // NCCL's buckets leave after whole backward passes, and each of these reaches some of the parameters only.
             ddp_options.backend = Backend::Host;
@@ -172,9 +157,9 @@ impl<const D: usize> Pipeline<D> {
         });
         let owners: HashMap<_, _> = owners.collect();
         let pipe = mesh.group("pp")?.clone();
-        let replica = match tp {
-            1 => pipe.clone(),
-            _ => mesh.flatten(&["pp", "tp"])?,
+        let replica = match mesh.get("tp").filter(|tp| tp.world() > 1) {
+            None => pipe.clone(),
+            Some(_) => mesh.flatten(&["pp", "tp"])?,
         };
         ddp.join_parts(&replica, &model, |id| slices.as_ref()?.pieces(id))?;
         ddp.set_placement(std::sync::Arc::new(Placed {
@@ -186,7 +171,7 @@ impl<const D: usize> Pipeline<D> {
         }));
         let pipeline = Self {
             // A send waits only where every rank's work goes the same way: more are never on their way in other schedules.
-            wire: Wire::new(pipe, device.clone(), 4 * (stages + 1)),
+            wire: Wire::new(pipe, device.clone(), 4 * (size.stages() + 1)),
             mesh,
             rank,
             options,
@@ -402,6 +387,37 @@ impl<const D: usize> Pipeline<D> {
 /// Whether a block of this thread's pass has failed.
 fn has_failed() -> bool {
     Pass::current().is_some_and(|pass| pass.failure().has_failed())
+}
+
+/// The blocks of each stage.
+///
+/// *Errors*: sizes that do not fit together.
+fn fit<const D: usize>(
+    mesh: &DeviceMesh,
+    model: &impl Sequential<D>,
+    options: &PipelineOptions,
+    size: PipelineSize,
+) -> Result<Vec<Range<usize>>, PipelineError> {
+    size.check(options.schedule)?;
+    let (stages, micro_batches) = (size.stages(), size.micro_batches);
+    if stages > Address::STAGES_MAX || micro_batches > Address::NUMBERS_MAX {
+        return Err(PipelineError::TooMany {
+            stages,
+            micro_batches,
+        });
+    }
+    let cuts = options.stages(model.block_count())?;
+    let (ranks, mesh_pp) = (size.ranks, mesh.size("pp")?);
+    if ranks != mesh_pp {
+        let mesh = mesh_pp;
+        return Err(PipelineError::Mesh { ranks, mesh });
+    }
+    let tp = model.tensor_parallel().map_or(1, |tp| tp.group().world());
+    let mesh_tp = mesh.get("tp").map_or(1, ProcessGroup::world);
+    if tp != mesh_tp {
+        return Err(PipelineError::Parts { tp, mesh: mesh_tp });
+    }
+    Ok(cuts)
 }
 
 /// All ranks have the same layout.

@@ -1,7 +1,7 @@
 //! Lost ranks and bad input end as errors on every rank.
 
 use burn::tensor::{Int, Tensor};
-use paceline_collective::ProcessGroup;
+use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::Ddp;
 use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
@@ -158,6 +158,22 @@ fn a_rank_whose_stages_are_frozen_is_refused_on_all_ranks() {
         assert_eq!(error.to_string(), expect);
         let hint = "use fewer ranks, or cuts that give rank 0 a block that is trained";
         assert_eq!(error.hint().as_deref(), Some(hint));
+    }
+}
+
+#[test]
+fn a_mesh_with_pipelines_of_another_size_is_refused() {
+    for (ranks_of, expect) in [
+        (1, "pipeline: 1 ranks, but the mesh has 2 along pp"),
+        (4, "pipeline: 4 ranks, but the mesh has 2 along pp"),
+    ] {
+        for error in ranks(2, |group| {
+            let mesh = DeviceMesh::new(&group, &[("dp", 1), ("pp", 2)]).expect("a mesh");
+            let made = Pipeline::on(mesh, gpt(), layout(ranks_of, GPipe, 1), options(1, 2));
+            made.err().expect("it is refused")
+        }) {
+            assert_eq!(error.to_string(), expect);
+        }
     }
 }
 
