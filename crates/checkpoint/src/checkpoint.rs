@@ -147,7 +147,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         let optimizer = match (gathered, self.optimizer) {
             (Some(states), _) => return Ok(Optimizer::Encoded(states)),
             (None, OptimizerRef::Whole(optimizer)) => optimizer,
-            (None, OptimizerRef::Sharded(optimizer)) => optimizer.local(),
+            (None, OptimizerRef::Sharded(_)) => unreachable!("its state is dealt to the ranks"),
         };
         let mut devices = self.model.devices().into_iter();
         if devices.all(|device| device::name(&device).is_none()) {

@@ -199,19 +199,10 @@ impl Checkpoints {
             Ok::<_, CheckpointError>(())
         })?;
         let step = ddp.next_step();
-        let mut begun = None;
-        if checkpoint.is_dealt(ddp) {
-            self.group.set_phase(Phase::Checkpoint, step);
-            let writing = is_root.then(|| {
-                self.wait()?;
-                Writing::begin(&self.folder, step)
-            });
-            // The other ranks send even if rank 0 cannot write.
-            let folder = writing.as_ref().and_then(|writing| writing.as_ref().ok());
-            let folder = folder.map(Writing::path);
-            let hash = checkpoint.write_dealt(ddp, folder, &self.metadata);
-            begun = writing.transpose()?.zip(Some(hash?));
-        }
+        let begun = match checkpoint.is_dealt(ddp) {
+            true => self.write_dealt(ddp, &checkpoint)?,
+            false => None,
+        };
         if !is_root {
             return Ok(());
         }
@@ -260,6 +251,25 @@ impl Checkpoints {
         let thread = thread::Builder::new().name("rank0/save".into());
         self.writing = Some(thread.spawn(write).map_err(failed)?);
         Ok(())
+    }
+
+    /// Writes state that is dealt to the ranks, on rank 0, and returns the hash of the weights. All ranks call it.
+    fn write_dealt<M: Module>(
+        &mut self,
+        ddp: &Ddp,
+        checkpoint: &Checkpoint<'_, M>,
+    ) -> Result<Option<(Writing, String)>, CheckpointError> {
+        let step = ddp.next_step();
+        self.group.set_phase(Phase::Checkpoint, step);
+        let writing = (self.group.rank() == 0).then(|| {
+            self.wait()?;
+            Writing::begin(&self.folder, step)
+        });
+        // The other ranks send even if rank 0 cannot write.
+        let folder = writing.as_ref().and_then(|writing| writing.as_ref().ok());
+        let folder = folder.map(Writing::path);
+        let hash = checkpoint.write_dealt(ddp, folder, &self.metadata);
+        Ok(writing.transpose()?.zip(Some(hash?)))
     }
 
     /// Waits until the last save is on disk.

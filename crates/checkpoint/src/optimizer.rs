@@ -18,8 +18,10 @@ use crate::error::CheckpointError;
 use crate::record::{self, Entry, Rest, unreadable, with_ids};
 use crate::share::{Part, Share, Shares};
 
-/// Bytes of one rank's state that rank 0 receives at once.
+/// Bytes of state that a message has.
 const PIECE_BYTES: usize = 4 << 20;
+/// Bytes of all ranks' state that rank 0 receives at once.
+const GATHERED_BYTES: usize = 64 << 20;
 
 /// An optimizer whose state a checkpoint holds: Burn's own, or one whose state is dealt to the ranks. Both are saved as one
 /// record of whole parameters, so a training may resume with the other, or on another number of ranks.
@@ -389,7 +391,8 @@ fn gather_bytes(group: &ProcessGroup, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>
     let mut lens = vec![0_i64; group.world()];
     group.all_gather(&[own.len() as i64], &mut lens)?;
     let longest = lens.iter().copied().max().unwrap_or(0) as usize;
-    let piece_bytes = PIECE_BYTES.min(longest.max(1));
+    let piece_bytes = (GATHERED_BYTES / lens.len()).clamp(1, PIECE_BYTES);
+    let piece_bytes = piece_bytes.min(longest.max(1));
     let is_root = group.rank() == 0;
     let mut parts = vec![Vec::new(); if is_root { lens.len() } else { 0 }];
     let mut received = vec![0_u8; piece_bytes * parts.len()];
