@@ -7,14 +7,14 @@ use burn::module::{
     Content, Devices, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
     ModuleVisitor, Param,
 };
-use burn::tensor::{Bool, Device, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::checkpoint::recomputed;
 use crate::params::{MapParams, map_params};
 use crate::pass::{Pass, Recompute};
 use crate::run::Run;
 use crate::tape::{Point, Slot, custom};
-use crate::tensors::{MapTensors, Tensors};
+use crate::tensors::{Kind, MapTensors, Tensors};
 
 /// One of the parts that a model is a sequence of, such as a transformer layer.
 ///
@@ -240,9 +240,9 @@ impl MapTensors for Enter {
 struct Join(Enter);
 
 impl Join {
-    fn set<T: Tensors>(&mut self, tensor: T) -> T {
+    fn set<const D: usize, K: Kind>(&self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         match self.0.strategy {
-            Some(strategy) => tensor.map(&mut SetStrategy(strategy)),
+            Some(strategy) => SetStrategy(strategy).any(tensor),
             None => tensor,
         }
     }
@@ -261,11 +261,7 @@ impl MapTensors for Join {
         self.set(tensor)
     }
 
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        self.set(tensor)
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         self.set(tensor)
     }
 }
@@ -288,26 +284,12 @@ impl MapParams for Join {
 /// Changes Burn's checkpointing strategy for the operations that follow.
 struct SetStrategy(GradientCheckpointingStrategy);
 
-macro_rules! set {
-    ($tensor:ident, $strategy:expr) => {
-        match $tensor.gradient_checkpointing_strategy() {
-            Some(_) => $tensor.with_gradient_checkpointing_strategy($strategy),
-            None => $tensor,
-        }
-    };
-}
-
 impl MapTensors for SetStrategy {
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        set!(tensor, self.0)
-    }
-
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        set!(tensor, self.0)
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        set!(tensor, self.0)
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        match tensor.gradient_checkpointing_strategy() {
+            Some(_) => tensor.with_gradient_checkpointing_strategy(self.0),
+            None => tensor,
+        }
     }
 }
 

@@ -17,7 +17,6 @@ use burn::tensor::{GradientCheckpointingStrategy, Gradients, Tensor};
 use crate::failure::Failure;
 use crate::linear::UsedTwice;
 use crate::params::{MapParams, map_params};
-use crate::pass::fail;
 use crate::run::Run;
 use crate::supply::Values;
 use crate::tape::{Point, Slot, untracked};
@@ -106,7 +105,7 @@ where
     let mut seen = Inspect::default();
     let output = output.map(&mut seen);
     if seen.is_tracked {
-        fail(CapturedTensor);
+        Failure::current().set(CapturedTensor);
         return output;
     }
     let mut tip = None;
@@ -317,11 +316,16 @@ impl Leaves {
         }
     }
 
-    fn leaf<const D: usize>(&mut self, tensor: Tensor<D>, slot: Slot) -> Tensor<D> {
+    /// A leaf whose gradient `put` gets after the backward pass.
+    fn leaf<const D: usize>(
+        &mut self,
+        tensor: Tensor<D>,
+        put: impl FnOnce(Option<Tensor<D>>) + 'static,
+    ) -> Tensor<D> {
         let leaf = tensor.require_grad();
         let same = leaf.clone();
         self.collect
-            .push(Box::new(move |all| slot.put(same.grad_remove(all))));
+            .push(Box::new(move |all| put(same.grad_remove(all))));
         leaf
     }
 
@@ -347,24 +351,19 @@ impl MapParams for Leaves {
             tensor = tensor.with_gradient_checkpointing_strategy(strategy);
         }
         if let Some(slot) = self.wanted.params.remove(&id) {
-            tensor = self.leaf(tensor, slot);
+            tensor = self.leaf(tensor, move |gradient| slot.put(gradient));
         } else if self.wanted.later.contains(&id) {
-            tensor = tensor.require_grad();
-            let same = tensor.clone();
             let failure = self.failure.clone();
-            self.collect.push(Box::new(move |all| {
-                if same.grad_remove(all).is_some() {
+            tensor = self.leaf(tensor, move |gradient| {
+                if gradient.is_some() {
                     failure.set(UsedTwice);
                 }
-            }));
+            });
         } else if let Some(slot) = self.wanted.supplied.remove(&id) {
-            tensor = tensor.require_grad();
-            let same = tensor.clone();
-            let len = same.shape().num_elements();
-            self.collect.push(Box::new(move |all| {
-                let gradient = same.grad_remove(all);
+            let len = tensor.shape().num_elements();
+            tensor = self.leaf(tensor, move |gradient| {
                 slot.put(gradient.map(|gradient| gradient.reshape::<1, _>([len])));
-            }));
+            });
         }
         Some(Param::from_mapped_value(id, tensor, mapper))
     }
@@ -376,7 +375,7 @@ impl MapTensors for Leaves {
         self.inputs += 1;
         match slot {
             // A new node: the first run has used the old one.
-            Some(slot) => self.leaf(untracked(tensor), slot),
+            Some(slot) => self.leaf(untracked(tensor), move |gradient| slot.put(gradient)),
             None => tensor,
         }
     }

@@ -113,16 +113,6 @@ impl Gpt {
         blocks.fold(x, |x, block| block.forward(x, GptBlock::forward))
     }
 
-    /// Block 0, which makes the input of the others.
-    pub fn embedding(&self) -> &Block<GptEmbedding> {
-        &self.embedding
-    }
-
-    /// The blocks from 1 on, in the order of the forward pass.
-    pub fn blocks(&self) -> &[Block<GptBlock>] {
-        &self.blocks
-    }
-
     /// The scores, from the last block's output.
     ///
     /// *Shape*: `[batch, length, width]` to `[batch, length, vocabulary]`.
@@ -288,10 +278,10 @@ mod tests {
         let gpt = CONFIG.init(&device);
         let tokens = Tensor::<2, Int>::ones([2, 6], &device);
         let gradients = gpt.forward(tokens).powf_scalar(2.0).mean().backward();
-        let embedding = gpt.embedding().module();
+        let embedding = gpt.embedding.module();
         let missing = |param: &Param<Tensor<2>>| param.val().grad(&gradients).is_none();
         assert!(!missing(&embedding.tokens.weight) && !missing(&embedding.positions.weight));
-        for block in gpt.blocks() {
+        for block in &gpt.blocks {
             let block = block.module();
             for layer in [
                 &block.query,

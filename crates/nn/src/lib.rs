@@ -31,5 +31,5 @@ pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use run::draw_seed;
 pub use supply::Supply;
-pub use tensors::{MapTensors, Tensors, to_device};
+pub use tensors::{Kind, MapTensors, Tensors, to_device};
 pub use turn::Turn;

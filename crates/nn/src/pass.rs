@@ -283,14 +283,6 @@ impl Pass {
     }
 }
 
-/// Gives `error` to the pass that this thread is in. Without one the error would be lost, so this panics.
-pub(crate) fn fail(error: impl Into<BoxError>) {
-    match Pass::current() {
-        Some(pass) => pass.failure().set(error),
-        None => panic!("{}", error.into()),
-    }
-}
-
 /// A seed that differs for every `(seed, a, b)`: SplitMix64's finalizer over a simple combination.
 pub fn mix(seed: u64, a: u64, b: u64) -> u64 {
     let mut z = seed

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use burn::module::{Devices, Module, ParamId};
-use burn::tensor::{Bool, Device, Distribution, Int, Tensor};
+use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::failure::Failure;
 use crate::pass::Pass;
 use crate::supply::{Supplied, Values};
 use crate::tape::Slot;
-use crate::tensors::{MapTensors, Near, Tensors};
+use crate::tensors::{Kind, MapTensors, Near, Tensors};
 
 /// One run of a block.
 pub(crate) struct Run {
@@ -109,27 +109,12 @@ pub fn draw_seed(device: &Device) -> u64 {
 
 struct FindDevices(Devices);
 
-impl FindDevices {
-    fn add(&mut self, device: Device) {
+impl MapTensors for FindDevices {
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        let device = tensor.device();
         if !self.0.contains(&device) {
             self.0.push(device);
         }
-    }
-}
-
-impl MapTensors for FindDevices {
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.add(tensor.device());
-        tensor
-    }
-
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        self.add(tensor.device());
-        tensor
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        self.add(tensor.device());
         tensor
     }
 }

@@ -229,42 +229,34 @@ pub(crate) trait NodeOps: Backend {
     }
 }
 
-impl NodeOps for Flex {}
-#[cfg(feature = "cube")]
-impl NodeOps for Cube {}
-
 /// Converts between a back end's own tensor and one of any back end.
 pub(crate) trait Lift: Backend {
     fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind;
     fn lower(kind: DispatchTensorKind) -> FloatTensor<Self>;
 }
 
-impl Lift for Flex {
-    fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor))
-    }
+macro_rules! back_end {
+    ($name:ident) => {
+        impl NodeOps for $name {}
 
-    fn lower(kind: DispatchTensorKind) -> FloatTensor<Self> {
-        match kind {
-            DispatchTensorKind::Flex(tensor) => tensor.float(),
-            other => panic!("a step for Flex returned a tensor of another back end: {other:?}"),
+        impl Lift for $name {
+            fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind {
+                DispatchTensorKind::$name(BackendTensor::Float(tensor))
+            }
+
+            fn lower(kind: DispatchTensorKind) -> FloatTensor<Self> {
+                match kind {
+                    DispatchTensorKind::$name(tensor) => tensor.float(),
+                    other => panic!("a step returned a tensor of another back end: {other:?}"),
+                }
+            }
         }
-    }
+    };
 }
 
+back_end!(Flex);
 #[cfg(feature = "cube")]
-impl Lift for Cube {
-    fn lift(tensor: FloatTensor<Self>) -> DispatchTensorKind {
-        DispatchTensorKind::Cube(BackendTensor::Float(tensor))
-    }
-
-    fn lower(kind: DispatchTensorKind) -> FloatTensor<Self> {
-        match kind {
-            DispatchTensorKind::Cube(tensor) => tensor.float(),
-            other => panic!("a step for a GPU returned a tensor of another back end: {other:?}"),
-        }
-    }
-}
+back_end!(Cube);
 
 impl<B: NodeOps + Lift, C: CheckpointStrategy> NodeOps for Autodiff<B, C> {
     fn node(

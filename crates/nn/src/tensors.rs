@@ -1,5 +1,6 @@
 //! What a block takes and returns: tensors of any kind and rank, and tuples of them.
 
+use burn::tensor::kind::Autodiff;
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 /// Tensors of any kind and rank: a tensor, or a tuple, vector or option of `Tensors`.
@@ -12,18 +13,20 @@ pub trait Tensors: Clone + Send + 'static {
 /// What [`Tensors::map`] does with each tensor.
 pub trait MapTensors {
     /// Replaces a floating-point tensor.
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
-
-    /// Replaces an integer tensor.
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        tensor
+    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.any(tensor)
     }
 
-    /// Replaces a boolean tensor.
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+    /// Replaces a tensor of integers or booleans, and floating-point ones too unless [`float`](Self::float) does.
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         tensor
     }
 }
+
+/// What a tensor holds: numbers of either kind, or booleans.
+pub trait Kind: Autodiff + Clone + 'static {}
+
+impl<K: Autodiff + Clone + 'static> Kind for K {}
 
 /// `tensors` on `device`: those on another one are copied, and in the backward pass their gradients are copied back.
 pub fn to_device<T: Tensors>(tensors: T, device: &Device) -> T {
@@ -33,26 +36,12 @@ pub fn to_device<T: Tensors>(tensors: T, device: &Device) -> T {
 /// Copies tensors that are on none of these devices to the first of them.
 pub(crate) struct Near<'a>(pub(crate) &'a [Device]);
 
-macro_rules! near {
-    ($self:ident, $tensor:ident) => {
-        match $self.0 {
-            [first, ..] if !$self.0.contains(&$tensor.device()) => $tensor.to_device(first),
-            _ => $tensor,
-        }
-    };
-}
-
 impl MapTensors for Near<'_> {
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        near!(self, tensor)
-    }
-
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        near!(self, tensor)
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        near!(self, tensor)
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        match self.0 {
+            [first, ..] if !self.0.contains(&tensor.device()) => tensor.to_device(first),
+            _ => tensor,
+        }
     }
 }
 
@@ -64,13 +53,13 @@ impl<const D: usize> Tensors for Tensor<D> {
 
 impl<const D: usize> Tensors for Tensor<D, Int> {
     fn map(self, each: &mut impl MapTensors) -> Self {
-        each.int(self)
+        each.any(self)
     }
 }
 
 impl<const D: usize> Tensors for Tensor<D, Bool> {
     fn map(self, each: &mut impl MapTensors) -> Self {
-        each.bool(self)
+        each.any(self)
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use burn::module::{Module, Param, ParamId};
-use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
+use burn::tensor::{Device, Gradients, Tensor};
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep};
 use paceline_nn::tape::{Point, plain, untracked, untracked_like};
-use paceline_nn::{MapParams, MapTensors, Pass, Tensors, map_params};
+use paceline_nn::{Kind, MapParams, MapTensors, Pass, Tensors, map_params};
 
 /// Data parallelism within one process, as PyTorch's `DataParallel`: to compare with, and for programs that cannot start ranks.
 ///
@@ -168,17 +168,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Rows(Option<usize>);
 
 impl MapTensors for Rows {
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.0 = self.0.or(Some(tensor.dims()[0]));
-        tensor
-    }
-
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        self.0 = self.0.or(Some(tensor.dims()[0]));
-        tensor
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         self.0 = self.0.or(Some(tensor.dims()[0]));
         tensor
     }
@@ -266,16 +256,9 @@ struct Scatter<'a, 'b> {
     leaves: &'a mut Leaves<'b>,
 }
 
-impl Scatter<'_, '_> {
-    fn of(&self) -> (usize, usize, &Device) {
-        (self.chunk.start, self.chunk.len(), self.leaves.device)
-    }
-}
-
 impl MapTensors for Scatter<'_, '_> {
     fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        let (start, len, device) = self.of();
-        let part = tensor.narrow(0, start, len).to_device(device);
+        let part = self.any(tensor);
         if !part.is_tracked() {
             return part;
         }
@@ -283,14 +266,9 @@ impl MapTensors for Scatter<'_, '_> {
         self.leaves.leaf(part, parts)
     }
 
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        let (start, len, device) = self.of();
-        tensor.narrow(0, start, len).to_device(device)
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
-        let (start, len, device) = self.of();
-        tensor.narrow(0, start, len).to_device(device)
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
+        let part = tensor.narrow(0, self.chunk.start, self.chunk.len());
+        part.to_device(self.leaves.device)
     }
 }
 
@@ -341,17 +319,7 @@ impl Taken {
 }
 
 impl MapTensors for Taken {
-    fn float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
-        self.current.push_back(Box::new(tensor.clone()));
-        tensor
-    }
-
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        self.current.push_back(Box::new(tensor.clone()));
-        tensor
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         self.current.push_back(Box::new(tensor.clone()));
         tensor
     }
@@ -411,13 +379,7 @@ impl MapTensors for Gather<'_> {
         point.output(values, move |whole| *lock(&gradient) = Some(whole))
     }
 
-    fn int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-        let home = tensor.device();
-        let all = self.all(tensor).into_iter();
-        Tensor::cat(all.map(|part| part.to_device(&home)).collect(), 0)
-    }
-
-    fn bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+    fn any<const D: usize, K: Kind>(&mut self, tensor: Tensor<D, K>) -> Tensor<D, K> {
         let home = tensor.device();
         let all = self.all(tensor).into_iter();
         Tensor::cat(all.map(|part| part.to_device(&home)).collect(), 0)

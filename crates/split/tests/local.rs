@@ -225,7 +225,7 @@ fn a_model_on_two_devices_learns_as_on_one() {
         let scores = gpt.forward(tokens);
         let place = scores.device();
         let gradients = scores.clone().powf_scalar(2.0).mean().backward();
-        let embedding = gpt.embedding().module();
+        let embedding = gpt.embedding.module();
         let mut visitor = Squares(Vec::new(), &gradients);
         embedding.visit(&mut visitor);
         gpt.visit(&mut visitor);

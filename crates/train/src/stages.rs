@@ -7,9 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
-use paceline_split::pipeline::{
-    Act, Action, Busy, MicroBatches, Pipeline, PipelineError, Schedule, cut,
-};
+use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, PipelineError, Schedule, cut};
 use paceline_split::tensor::TensorParallel;
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
@@ -45,17 +43,8 @@ pub(crate) trait Stages<T: TrainTask> {
         device: &Device,
     ) -> Result<Vec<Sums>, TrainError>;
 
-    /// The number of blocks in each stage.
-    fn blocks(&self) -> Vec<usize>;
-
-    /// What this rank computed in the last step.
-    fn intervals(&self) -> &[(Action, Instant, Instant)];
-
-    /// What this rank did in its steps.
-    fn busy(&self) -> Busy;
-
-    /// The share of its steps in which a rank does not compute if all stages take the same time.
-    fn ideal_idle_share(&self, micro_batches: usize) -> Result<f64, TrainError>;
+    /// The stages.
+    fn pipeline(&self) -> &Pipeline<3>;
 }
 
 /// How much of its time each rank of a job waited in its pipeline.
@@ -80,9 +69,10 @@ impl PipelineReport {
         config: &TrainConfig,
         group: &ProcessGroup,
     ) -> Result<Self, TrainError> {
-        let micro_batches = config.accumulate;
-        let ideal_idle_share = stages.ideal_idle_share(micro_batches)?;
-        let busy = stages.busy();
+        let (pipeline, micro_batches) = (stages.pipeline(), config.accumulate);
+        let ideal_idle_share = pipeline.ideal(micro_batches)?.bubble();
+        let busy = pipeline.busy();
+        let blocks = pipeline.cuts().iter().map(ExactSizeIterator::len);
         let share = |time: Duration| {
             let share = time.as_secs_f64() / busy.total.as_secs_f64().max(f64::MIN_POSITIVE);
             share.min(1.0)
@@ -97,7 +87,7 @@ impl PipelineReport {
         Ok(Self {
             weight_shares,
             schedule: config.schedule,
-            blocks: stages.blocks(),
+            blocks: blocks.collect(),
             micro_batches,
             ideal_idle_share,
             idle_shares,
@@ -157,7 +147,7 @@ pub(crate) fn picture<T: TrainTask>(
             action.micro_batch.to_string(),
         )
     };
-    let own: Vec<Piece> = stages.intervals().iter().map(piece).collect();
+    let own: Vec<Piece> = stages.pipeline().intervals().iter().map(piece).collect();
     let own = serde_json::to_vec(&own).expect("numbers always encode");
     let all = group.all_gather_bytes(&own)?;
     if group.rank() != 0 {
@@ -311,19 +301,7 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
         Ok(sums.into_iter().flatten().collect())
     }
 
-    fn blocks(&self) -> Vec<usize> {
-        self.cuts().iter().map(ExactSizeIterator::len).collect()
-    }
-
-    fn intervals(&self) -> &[(Action, Instant, Instant)] {
-        Self::intervals(self)
-    }
-
-    fn busy(&self) -> Busy {
-        Self::busy(self)
-    }
-
-    fn ideal_idle_share(&self, micro_batches: usize) -> Result<f64, TrainError> {
-        Ok(self.ideal(micro_batches)?.bubble())
+    fn pipeline(&self) -> &Pipeline<3> {
+        self
     }
 }

@@ -56,20 +56,20 @@ impl Sequential<3> for Gpt {
     type Output = Tensor<3>;
 
     fn block_count(&self) -> usize {
-        self.blocks().len() + 2
+        self.blocks.len() + 2
     }
 
     fn parameters_of(&self, block: usize) -> Vec<ParamId> {
-        let tied = self.embedding().module().tokens.weight.id;
+        let tied = self.embedding.module().tokens.weight.id;
         parameters_of(self, block, tied)
     }
 
     fn first(&self, input: Tensor<2, Int>) -> Tensor<3> {
-        self.embedding().forward(input, GptEmbedding::forward)
+        self.embedding.forward(input, GptEmbedding::forward)
     }
 
     fn middle(&self, block: usize, x: Tensor<3>) -> Tensor<3> {
-        self.blocks()[block - 1].forward(x, GptBlock::forward)
+        self.blocks[block - 1].forward(x, GptBlock::forward)
     }
 
     fn last(&self, x: Tensor<3>) -> Tensor<3> {

@@ -11,6 +11,7 @@ use paceline_nn::tape::Point;
 pub(super) struct Lent {
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
+    read: Rc<dyn Fn() -> TensorData>,
     deposit: Rc<dyn Fn(Point, TensorData) -> Point>,
 }
 
@@ -19,7 +20,12 @@ impl Lent {
     pub(super) fn find<M: Module>(model: &M, id: ParamId) -> Option<Self> {
         let mut find = Find { id, found: None };
         model.visit(&mut find);
-        find.found.map(|(lent, _)| lent)
+        find.found
+    }
+
+    /// Its value, as the model computes with it.
+    pub(super) fn value(&self) -> TensorData {
+        (self.read)()
     }
 
     /// Adds a borrower's gradient to those of this stage in the backward pass from `tip`.
@@ -28,18 +34,9 @@ impl Lent {
     }
 }
 
-/// The value of a parameter, as the model computes with it.
-pub(super) fn value<M: Module>(model: &M, id: ParamId) -> Option<TensorData> {
-    let mut find = Find { id, found: None };
-    model.visit(&mut find);
-    find.found.map(|(_, read)| read())
-}
-
-type Read = Box<dyn FnOnce() -> TensorData>;
-
 struct Find {
     id: ParamId,
-    found: Option<(Lent, Read)>,
+    found: Option<Lent>,
 }
 
 impl ModuleVisitor for Find {
@@ -50,16 +47,16 @@ impl ModuleVisitor for Find {
         let tensor = param.val();
         let values = tensor.clone();
         let device = tensor.device().inner();
-        let lent = Lent {
+        self.found = Some(Lent {
             shape: tensor.dims().to_vec(),
             dtype: tensor.dtype(),
+            read: Rc::new(move || values.clone().inner().into_data()),
             deposit: Rc::new(move |tip: Point, gradient: TensorData| {
                 let dtype = gradient.dtype();
                 let gradient = Tensor::<D>::from_data(gradient, (&device, dtype));
                 tip.deposit(tensor.clone(), move || Some(gradient))
             }),
-        };
-        self.found = Some((lent, Box::new(move || values.inner().into_data())));
+        });
     }
 }
 

@@ -216,7 +216,7 @@ impl TensorParallel {
         let slots = Slots::new(parts.len());
         let gradients = slots.clone();
         let point = Point::origin(&slice).deposit(slice, move || {
-            Some(Tensor::cat(gradients.take_each(&likes), axis))
+            Some(Tensor::cat(gradients.take(&likes), axis))
         });
         slots.outputs(&point, parts)
     }

@@ -1,5 +1,6 @@
 //! Megatron's f and g: one tensor for each part out of a tensor, and the sum of the parts' tensors.
 
+use std::iter::repeat;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::tensor::Tensor;
@@ -22,7 +23,7 @@ impl TensorParallel {
         let (tp, gradients, failure) = (self.clone(), slots.clone(), Failure::current());
         let like = Like::of(&input);
         let point = Point::origin(&input).deposit(input, move || {
-            let parts = gradients.take(&like);
+            let parts = gradients.take(repeat(&like));
             Some(
                 failure
                     .attempt(|| tp.sum(parts))
@@ -98,16 +99,8 @@ impl<const D: usize> Slots<D> {
         *self.lock() = values.into_iter().map(Some).collect();
     }
 
-    /// All gradients; zeros for an output that the loss does not depend on.
-    pub(super) fn take(&self, like: &Like<D>) -> Vec<Tensor<D>> {
-        let taken = std::mem::take(&mut *self.lock()).into_iter();
-        taken
-            .map(|slot| slot.unwrap_or_else(|| like.zeros()))
-            .collect()
-    }
-
-    /// As [`take`](Self::take), for outputs of different shapes.
-    pub(super) fn take_each(&self, likes: &[Like<D>]) -> Vec<Tensor<D>> {
+    /// All gradients; zeros like the output for one that the loss does not depend on.
+    pub(super) fn take<'a>(&self, likes: impl IntoIterator<Item = &'a Like<D>>) -> Vec<Tensor<D>> {
         let taken = std::mem::take(&mut *self.lock()).into_iter();
         taken
             .zip(likes)

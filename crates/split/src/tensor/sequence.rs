@@ -1,5 +1,6 @@
 //! What stands between the matrices of a layer: whole on every rank, or each part's share of every sequence.
 
+use std::iter::repeat;
 use std::ops::Range;
 
 use burn::module::{Module, Param, ParamId};
@@ -42,7 +43,7 @@ impl TensorParallel {
             move || shares.get(at)
         });
         let point = point.then(move || {
-            let parts = gradients.take(&like);
+            let parts = gradients.take(repeat(&like));
             to.fill(tp.scattered(&failure, parts));
         });
         let copies = vec![whole; self.local().len()];
@@ -67,7 +68,7 @@ impl TensorParallel {
             move || whole.get(0)
         });
         let point = point.then(move || {
-            let shares = gradients.take_each(&likes);
+            let shares = gradients.take(&likes);
             to.fill(vec![tp.gathered(&failure, shares)]);
         });
         slots.outputs(&point, shares)
@@ -109,7 +110,7 @@ impl TensorParallel {
             true => point,
             false => point.then(move || {
                 let parts = gradients.iter().map(|slots| {
-                    let flat = slots.take_each(&likes).into_iter();
+                    let flat = slots.take(&likes).into_iter();
                     Tensor::cat(flat.map(|values| values.cast(FloatDType::F32)).collect(), 0)
                 });
                 let parts: Vec<Tensor<1>> = parts.collect();

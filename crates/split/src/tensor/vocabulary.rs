@@ -55,7 +55,7 @@ impl TensorParallel {
         right: Tensor<1, Int>,
     ) -> Tensor<1> {
         let dtype: FloatDType = scores[0].dtype().into();
-        let right: Tensor<2, Int> = plain_int(right).unsqueeze_dim(1);
+        let right: Tensor<2, Int> = right.inner().unsqueeze_dim(1);
         let places: Vec<Places<2>> = self
             .local()
             .map(|part| self.places_in(part, classes, &right))
@@ -152,8 +152,4 @@ impl TensorParallel {
         done.map_err(|error| self.failed(error))?;
         Ok(Tensor::from_data(&all[..], &device))
     }
-}
-
-fn plain_int<const D: usize>(tensor: Tensor<D, Int>) -> Tensor<D, Int> {
-    tensor.inner()
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::super::error::PipelineError;
 use super::super::model::Sequential;
 use super::super::schedule::{Act, Action};
-use super::super::tied;
+use super::super::tied::Lent;
 use super::super::wire::{Address, Content};
 use super::Pipeline;
 use super::passes::Output;
@@ -92,9 +92,8 @@ impl<const D: usize> Pipeline<D> {
         for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
             let holder = self.holdings.holder(*id).expect("a tied parameter is read");
             let from = self.rank_of(holder);
-            let value = (from == self.rank)
-                .then(|| tied::value(&model, *id))
-                .flatten();
+            let own = (from == self.rank).then(|| Lent::find(&model, *id));
+            let value = own.flatten().map(|lent| lent.value());
             for &stage in readers {
                 let address = Address {
                     content: Content::Weight,

@@ -15,6 +15,7 @@ use super::super::wire::{Address, Content};
 use super::{MicroBatches, Pipeline};
 
 /// What has come in or been computed and is needed later, by stage and micro-batch.
+#[derive(Default)]
 pub(super) struct Work<const D: usize> {
     pub(super) inputs: HashMap<(usize, usize), Tensor<D>>,
     pub(super) live: HashMap<(usize, usize), Live<D>>,
@@ -27,20 +28,6 @@ pub(super) struct Work<const D: usize> {
     pub(super) losses: Vec<(usize, Tensor<1>)>,
     /// Whether the values of tied parameters have been exchanged.
     pub(super) has_shared: bool,
-}
-
-impl<const D: usize> Default for Work<D> {
-    fn default() -> Self {
-        Self {
-            inputs: HashMap::new(),
-            live: HashMap::new(),
-            gradients: HashMap::new(),
-            input_gradients: HashMap::new(),
-            later: HashMap::new(),
-            losses: Vec::new(),
-            has_shared: false,
-        }
-    }
 }
 
 /// A stage between its forward and its backward pass.
