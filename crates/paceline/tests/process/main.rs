@@ -8,6 +8,7 @@ mod indices;
 mod jobs;
 mod language;
 mod layouts;
+mod ledger;
 mod mesh;
 mod minimal;
 mod pipeline;
