@@ -1,5 +1,6 @@
 //! `paceline run`: torchrun's way of starting a program.
 
+mod alone;
 mod args;
 mod failures;
 mod folder;

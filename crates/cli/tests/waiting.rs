@@ -4,8 +4,12 @@ mod support;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use support::{LAUNCHER, TOKEN, free_port};
+use support::{LAUNCHER, Run, TOKEN, free_port};
+
+/// Noticing takes less than a lease; the rest is for a busy machine.
+const SOON: Duration = Duration::from_secs(30);
 
 /// A launcher of one of two nodes, with torchrun's spelling.
 fn node(rank: usize, port: u16, program: &[&str]) -> Child {
@@ -72,4 +76,74 @@ fn a_wait_names_the_missing_node_and_a_signal_ends_it() {
         "no rank ran, so nothing is summed up: {rest:?}"
     );
     assert_eq!(node.wait().expect("it ends").code(), Some(128 + 15));
+}
+
+/// A launcher on a host of this name.
+fn launcher(host: &str, args: &[&str], env: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(LAUNCHER);
+    command.args(["run", "--log-dir=/dev/null"]).args(args);
+    command
+        .args(["sh", "-c", "echo it ran"])
+        .env("PACELINE_HOST_ID", host)
+        .env("PACELINE_JOB_TOKEN", TOKEN)
+        .env_remove("RANK")
+        .envs(env.iter().copied());
+    command
+}
+
+#[test]
+fn one_node_that_was_told_the_address_of_a_job_on_two_ends_with_it() {
+    let port = free_port().to_string();
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
+    let master_port = format!("--master-port={port}");
+    let elastic = ["--rdzv-backend=c10d", &endpoint];
+    let numbered = ["--master-addr=127.0.0.1", &master_port];
+    let variables = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
+    let cases: [(&[&str], &[(&str, &str)], &str); 3] = [
+        (&elastic, &[], "--nnodes 2 on a, --nnodes 1 on b"),
+        (&numbered, &[], "--nnodes 1 on b, --nnodes 2 on node 0 on a"),
+        (
+            &[],
+            &variables,
+            "--nnodes 1 on b, --nnodes 2 on node 0 on a",
+        ),
+    ];
+    for (args, env, expect) in cases {
+        let [two, one] = ["--nnodes=2", "--nnodes=1"].map(|nodes| [&[nodes], args].concat());
+        let mut first = launcher("a", &two, env);
+        let mut first = first
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let mut told = BufReader::new(first.stderr.take().expect("a pipe")).lines();
+        let mut next = |text: &str| {
+            let mut lines = told.by_ref().map_while(Result::ok);
+            let line = lines.find(|line| line.contains(text));
+            line.unwrap_or_else(|| panic!("no line with {text:?}"))
+        };
+        next("missing: ");
+        let other = Run::start(&mut launcher("b", &one, env)).end(SOON);
+        assert_eq!(other.code, Some(2), "{}", other.err);
+        let expect = format!("the nodes disagree: {expect}");
+        assert!(other.err.contains(&expect), "{}", other.err);
+        assert_eq!(other.out, "", "no rank was started");
+        next(&expect);
+        assert_eq!(first.wait().expect("it ends").code(), Some(2));
+    }
+}
+
+#[test]
+fn one_node_with_the_address_of_another_machine_is_refused_or_told() {
+    // A documentation address, which no machine has.
+    let other = Run::start(&mut launcher("b", &["--master-addr=192.0.2.1"], &[])).end(SOON);
+    assert_eq!(other.code, Some(2), "{}", other.err);
+    let expect = "--nnodes is 1 by default, and --master-addr names 192.0.2.1, another machine";
+    assert!(other.err.contains(expect), "{}", other.err);
+    let env = [("MASTER_ADDR", "192.0.2.1")];
+    let other = Run::start(&mut launcher("b", &["--nnodes=1"], &env)).end(SOON);
+    assert_eq!(other.code, Some(0), "{}", other.err);
+    let expect = "--nnodes is 1, and MASTER_ADDR is 192.0.2.1, another machine: this node is a job of its own";
+    assert!(other.err.contains(expect), "{}", other.err);
+    assert_eq!(other.out, "[rank 0] it ran\n");
 }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::endpoint::{self, everywhere, own_addr, with_port};
+use paceline_rendezvous::env;
 use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::store::{Etcd, Server, StoreError};
@@ -30,6 +31,9 @@ use crate::solo;
 use crate::stop::{Asked, Meaning, Stop, meaning};
 use crate::supervise::{Coordinator, Seen};
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
+
+/// How long a connection to another machine may take, and an answer from it.
+const PROBE_WITHIN: Duration = Duration::from_secs(1);
 
 /// Runs this node's part of the job until the job is over.
 pub(crate) fn run(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Outcome, LaunchError> {
@@ -65,6 +69,20 @@ pub(crate) fn run(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Outcome,
             wait_readable(&[launcher.signals.as_fd(), node.line.mailbox.as_fd()], wait);
         }
     }
+}
+
+/// Whether launchers of the job with this token and run ID have come to the store at `endpoint`.
+///
+/// *Blocks*: at most two seconds.
+///
+/// *Errors*: the variable for TLS is wrong.
+pub fn is_job_at(endpoint: &str, job: &Job) -> Result<bool, LaunchError> {
+    let stores = Stores::Hosted {
+        token: job.token.clone(),
+        tls: env::asks_for_tls(&|name| job.variable(name))?,
+        run_id: job.run_id.clone(),
+    };
+    Ok(stores.has_agents(&with_port(endpoint), PROBE_WITHIN))
 }
 
 /// The agent and what it acts through.
@@ -207,7 +225,6 @@ impl<'a> NodeAgent<'a> {
             addr: addr.clone(),
             standby: meeting.standby,
             nproc: job.nproc,
-            nodes: (cluster.nodes_min, cluster.nodes_max),
             node_rank: cluster.place.as_ref().map(|place| place.node_rank),
             ..Page::new(id)
         };

@@ -68,6 +68,7 @@ use paceline_rendezvous::env;
 use paceline_rendezvous::process::Stat;
 
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
+pub use cluster::is_job_at;
 pub use command::find as find_program;
 pub use error::LaunchError;
 pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};

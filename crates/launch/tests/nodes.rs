@@ -311,6 +311,60 @@ fn nodes_with_different_numbers_of_nodes_are_refused_with_both() {
     let (code, err) = fleet.node("c", &["--node-rank", "2"], STAY).end(SOON);
     assert_eq!(code, Some(2), "{err}");
     assert!(err.contains(told), "{err}");
+    for (node, name) in nodes.iter().zip(["node 0 on a", "node 1 on b"]) {
+        let warning = format!(
+            "warning: the nodes disagree: --nnodes 2 on {name}, --nnodes 3 on node 2 on c; "
+        );
+        node.expect_err(&warning, SOON);
+    }
+}
+
+#[test]
+fn nodes_that_come_and_go_must_have_the_same_settings() {
+    let disagree = |first: (&str, &[&str]), second: (&str, &[&str]), expect: [&str; 2]| {
+        let mut fleet = Fleet::new(first.0);
+        let a = fleet.node("a", first.1, STAY);
+        a.waits_for_others();
+        fleet.nodes = second.0.to_owned();
+        let b = fleet.node("b", second.1, STAY);
+        let [one, other] = expect;
+        let told = format!("lost: the nodes disagree: {one} on a, {other} on b");
+        for mut node in [a, b] {
+            let (code, err) = node.end(SOON);
+            assert_eq!(code, Some(2), "{err}");
+            assert_eq!(err.matches(&told).count(), 1, "{err}");
+        }
+    };
+    for (first, second) in [("2", "3"), ("2", "1"), ("2", "1:2"), ("2:4", "2:3")] {
+        let expect = [first, second].map(|nodes| format!("--nnodes {nodes}"));
+        disagree(
+            (first, &[]),
+            (second, &[]),
+            expect.each_ref().map(|text| &**text),
+        );
+    }
+    let restarts = ["--max-restarts", "2"];
+    let expect = ["--max-restarts 2", "--max-restarts 0"];
+    disagree(("2", &restarts), ("2", &[]), expect);
+}
+
+#[test]
+fn a_late_node_with_other_settings_is_refused_and_the_job_runs_on() {
+    let mut fleet = Fleet::new("1:2");
+    let mut a = fleet.node("a", &[], STAY);
+    a.expect("up 0 of 1", SOON);
+    fleet.nodes = "2:3".to_owned();
+    let (code, err) = fleet.node("b", &[], STAY).end(SOON);
+    assert_eq!(code, Some(2), "{err}");
+    let told = "the nodes disagree: --nnodes 1:2 on a, --nnodes 2:3 on b";
+    assert!(err.contains(&format!("lost: {told}")), "{err}");
+    a.expect_err(
+        &format!("warning: {told}; the job that runs keeps its settings"),
+        SOON,
+    );
+    fleet.nodes = "1:2".to_owned();
+    let mut c = fleet.node("c", &[], STAY);
+    up_in_any_order(&mut [&mut a, &mut c], 2);
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn without_effect(option: &str, why: &str) -> String {
     format!("{option} has no effect: {why}")
 }
 
-fn usage(message: String, hint: &str) -> Failure {
+pub(super) fn usage(message: String, hint: &str) -> Failure {
     Failure::new(Exit::Usage, message, Some(hint.to_owned()))
 }
 
@@ -120,12 +120,17 @@ fn is_loopback(host: &str) -> bool {
     host.starts_with("localhost") || host.starts_with("[::1]")
 }
 
+/// Whether a host is another machine. A name that cannot be resolved is not: it may get an address while the job waits, and
+/// the launcher tells of it.
+pub(super) fn is_elsewhere(host: &str) -> bool {
+    let is_own = |addr: SocketAddr| TcpListener::bind((addr.ip(), 0)).is_ok();
+    let addrs = (host, 0).to_socket_addrs();
+    addrs.is_ok_and(|mut addrs| !addrs.any(is_own))
+}
+
 /// The warning for a node 0 that has another machine's address. It is no error: a port forwarder may lead here.
 pub(crate) fn not_here(host: &str) -> Option<String> {
-    let is_own = |addr: SocketAddr| TcpListener::bind((addr.ip(), 0)).is_ok();
-    // The launcher tells of a name that cannot be resolved: it may get an address while the job waits.
-    let mut addrs = (host, 0).to_socket_addrs().ok()?;
-    (!addrs.any(is_own)).then(|| {
+    is_elsewhere(host).then(|| {
         format!(
             "{host} is not an address of this machine, which is node 0: give every node the address of node 0 as \
              --master-addr, or this one its own --node-rank"

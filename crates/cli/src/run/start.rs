@@ -13,7 +13,7 @@ use paceline_rendezvous::scheduler::{Pod, Scheduler};
 
 use super::args::{self, RunArgs};
 use super::nodes::{NodesArgs, RdzvBackend};
-use super::{folder, scheduler, sense};
+use super::{alone, folder, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, warn};
 use crate::job;
 
@@ -33,7 +33,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let args = &completed.args;
     let mut job = prepared(args, true)?;
     job.restart_count = completed.restart_count;
-    several_nodes(&mut job, &args.nodes, completed.scheduler)?;
+    several_nodes(&mut job, args, completed.scheduler)?;
     finished(job, args, true)
 }
 
@@ -159,15 +159,26 @@ fn starts_jobs(args: &RunArgs) -> bool {
 /// *Errors*: `MASTER_PORT` is no port.
 fn with_master(args: &RunArgs, get: &dyn Fn(&str) -> Option<String>) -> Result<RunArgs, Failure> {
     let mut args = args.clone();
-    let nodes = &mut args.nodes;
+    if args.nodes.nodes.max > 1 {
+        take_master(&mut args.nodes, get)?;
+    }
+    Ok(args)
+}
+
+/// Takes the address of node 0 from the environment, if the options name none. Returns whether it did.
+///
+/// *Errors*: `MASTER_PORT` is no port.
+pub(super) fn take_master(
+    nodes: &mut NodesArgs,
+    get: &dyn Fn(&str) -> Option<String>,
+) -> Result<bool, Failure> {
     let is_open = nodes.backend == RdzvBackend::Static
-        && nodes.nodes.max > 1
         && !nodes.standalone
         && nodes.endpoint.is_none()
         && nodes.master_addr.is_none();
     let set = |name| get(name).filter(|value| !value.is_empty());
     let Some(addr) = set("MASTER_ADDR").filter(|_| is_open) else {
-        return Ok(args);
+        return Ok(false);
     };
     if let (None, Some(port)) = (nodes.master_port, set("MASTER_PORT")) {
         let number = port.parse().ok().filter(|port| (1..=65_534).contains(port));
@@ -178,7 +189,7 @@ fn with_master(args: &RunArgs, get: &dyn Fn(&str) -> Option<String>) -> Result<R
         })?);
     }
     nodes.master_addr = Some(addr);
-    Ok(args)
+    Ok(true)
 }
 
 /// The first of a program's arguments that is an option of this command.
@@ -202,9 +213,11 @@ fn variable(name: &str) -> Option<String> {
 /// *Errors*: several nodes, and no token that all of them know.
 fn several_nodes(
     job: &mut Job,
-    args: &NodesArgs,
+    args: &RunArgs,
     scheduler: Option<Scheduler>,
 ) -> Result<(), Failure> {
+    let is_given = args.given.nodes;
+    let args = &args.nodes;
     job.max_restarts = args.max_restarts;
     job.run_id.clone_from(&args.id);
     job.role.clone_from(&args.role);
@@ -215,6 +228,9 @@ fn several_nodes(
         if args.standalone && job.run_id == "none" {
             job.run_id = unique_id();
         } else if !args.standalone {
+            if alone::finds_others(job, args, is_given, &variable)? {
+                return Ok(());
+            }
             (job.master_addr, job.master_port) = master(args);
         }
         return job.master_port.map_or(Ok(()), sense::check_port);

@@ -10,6 +10,7 @@ mod waiting;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::arrange::disagreement;
 use super::clocks::Clocks;
 use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, decide};
 use super::leases::Leases;
@@ -87,9 +88,10 @@ enum Link {
 
 impl Agent {
     pub(crate) fn new(rules: Rules, page: Page, endpoint: String, now: Duration) -> Self {
+        let settings = rules.settings();
         Self {
             rules,
-            page,
+            page: Page { settings, ..page },
             endpoint,
             record_since: now,
             noticed_at: now,
@@ -383,6 +385,7 @@ impl Agent {
         self.adopt(now);
         self.end_outage(now, commands);
         self.set_record(now, record);
+        self.tell_disagreement(commands);
         for page in &self.pages {
             if matches!(page.state, State::Left(_)) {
                 self.dead.insert(page.id);
@@ -402,6 +405,18 @@ impl Agent {
         }
         if is_news {
             self.say(now, true, commands);
+        }
+    }
+
+    /// Says that a node has come to the running job with other settings. That node ends by itself.
+    fn tell_disagreement(&mut self, commands: &mut Vec<Command>) {
+        let is_member = |record: &Record| record.position(self.page.id).is_some();
+        if self.current().is_some_and(is_member) {
+            let pages: Vec<&Page> = self.pages.iter().collect();
+            if let Some(text) = disagreement(&self.page, &pages) {
+                let text = format!("{text}; the job that runs keeps its settings");
+                self.warn_once(text, commands);
+            }
         }
     }
 

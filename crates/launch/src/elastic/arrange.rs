@@ -46,24 +46,30 @@ pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, 
     Ok(order.into_iter().flatten().map(Page::as_member).collect())
 }
 
-/// Two agents that were told different fixed numbers of nodes, in words.
-pub(crate) fn different_nodes(able: &[&Page]) -> Option<String> {
-    let is_fixed = |page: &&&Page| page.nodes.0 == page.nodes.1;
-    let mut fixed: Vec<_> = able.iter().filter(is_fixed).collect();
-    fixed.sort_by_key(|page| (page.node_rank, page.joined));
-    let first = fixed.first()?;
-    let other = fixed.iter().find(|page| page.nodes != first.nodes)?;
-    let told = |page: &Page| format!("--nnodes {} on {}", page.nodes.1, page.name());
+/// An agent that was told other settings than `own`, in words.
+pub(crate) fn disagreement(own: &Page, pages: &[&Page]) -> Option<String> {
+    let key = |page: &Page| (page.node_rank, page.joined);
+    let others = pages.iter().filter(|page| page.settings != own.settings);
+    let other = others.min_by_key(|page| key(page))?;
+    // The same words on both nodes.
+    let (first, second) = match key(own) <= key(other) {
+        true => (own, *other),
+        false => (*other, own),
+    };
+    let (one, another) = first.settings.difference(&second.settings)?;
     Some(format!(
-        "the nodes disagree: {}, {}",
-        told(first),
-        told(other)
+        "the nodes disagree: {one} on {}, {another} on {}",
+        first.name(),
+        second.name()
     ))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::elastic::record::Settings;
 
     fn page(id: u64, host: &str, joined: i64) -> Page {
         Page {
@@ -112,19 +118,46 @@ mod tests {
     }
 
     #[test]
-    fn different_fixed_numbers_of_nodes_are_named() {
-        let told = |id, host: &str, nodes| Page {
-            nodes,
+    fn both_nodes_name_the_first_setting_that_differs() {
+        let told = |id, host: &str, settings| Page {
+            settings,
             ..page(id, host, id as i64)
         };
-        let check = |nodes: [(usize, usize); 2], expect: Option<&str>| {
-            let pages = [told(0, "a", nodes[0]), told(1, "b", nodes[1])];
-            let found = different_nodes(&[&pages[0], &pages[1]]);
-            assert_eq!(found.as_deref(), expect);
+        let check = |settings: [Settings; 2], expect: Option<&str>| {
+            let pages = [told(0, "a", settings[0]), told(1, "b", settings[1])];
+            let expect = expect.map(|text| format!("the nodes disagree: {text}"));
+            for own in &pages {
+                assert_eq!(disagreement(own, &[&pages[0], &pages[1]]), expect);
+            }
         };
-        let expect = "the nodes disagree: --nnodes 2 on node 0 on a, --nnodes 3 on node 1 on b";
-        check([(2, 2), (3, 3)], Some(expect));
-        check([(2, 2), (2, 2)], None);
-        check([(2, 2), (1, 3)], None);
+        let two = Settings {
+            nodes_min: 2,
+            nodes_max: 2,
+            is_static: true,
+            lease: Duration::from_secs(3),
+            ..Settings::default()
+        };
+        let with = |nodes_min, nodes_max| Settings {
+            nodes_min,
+            nodes_max,
+            ..two
+        };
+        check([two, two], None);
+        let expect = "--nnodes 2 on node 0 on a, --nnodes 3 on node 1 on b";
+        check([two, with(3, 3)], Some(expect));
+        let expect = "--nnodes 2 on node 0 on a, --nnodes 1:3 on node 1 on b";
+        check([two, with(1, 3)], Some(expect));
+        let restarts = Settings {
+            max_restarts: 1,
+            ..two
+        };
+        let expect = "--max-restarts 0 on node 0 on a, --max-restarts 1 on node 1 on b";
+        check([two, restarts], Some(expect));
+        let lease = Settings {
+            lease: Duration::from_millis(1500),
+            ..two
+        };
+        let expect = "--rdzv-conf lease=3 on node 0 on a, --rdzv-conf lease=1.5 on node 1 on b";
+        check([two, lease], Some(expect));
     }
 }

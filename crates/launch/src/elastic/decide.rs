@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use self::members::{Cause, Gone};
 pub(crate) use self::rules::Rules;
-use super::arrange::{arrange, by_node_rank, different_nodes};
+use super::arrange::{arrange, by_node_rank, disagreement};
 use super::leases::Ages;
 use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
 use crate::stop::{Meaning, Stop, meaning};
@@ -260,13 +260,19 @@ impl Known<'_> {
         }
     }
 
-    /// Why this agent is in no round of a job whose nodes are numbered: it was told of another number of nodes.
+    /// Why this agent is in no round of the job: a member that lives has other settings.
     fn why_not_in(&self, record: &Record) -> Option<String> {
-        let is_late = self.rules.is_static
-            && !matches!(record.phase, Phase::Ended(_))
-            && record.position(self.me).is_none();
-        let pages: Vec<_> = self.pages.iter().map(|seen| &seen.page).collect();
-        is_late.then(|| different_nodes(&pages)).flatten()
+        let is_late =
+            !matches!(record.phase, Phase::Ended(_)) && record.position(self.me).is_none();
+        let is_member = |page: &&Page| record.position(page.id).is_some();
+        let mut members = self.living();
+        members.retain(is_member);
+        is_late.then(|| self.disagreement(&members)).flatten()
+    }
+
+    /// How this agent's settings and those of others differ.
+    fn disagreement(&self, others: &[&Page]) -> Option<String> {
+        disagreement(&self.page(self.me)?.page, others)
     }
 
     /// What keeps this side from deciding.
@@ -317,10 +323,16 @@ impl Known<'_> {
 
     /// The first round: all have come, or enough have and no more come.
     fn gather(&self) -> Decision {
-        let able = self.able(&[]);
-        if let Some(why) = different_nodes(&able) {
+        if let Some(why) = self.disagreement(&self.living()) {
             return self.publish(self.ended(None, Ending::Misplaced(why)));
         }
+        let here = self.pages.iter().filter(|seen| self.is_here(seen));
+        let here: Vec<_> = here.map(|seen| &seen.page).collect();
+        if self.disagreement(&here).is_some() {
+            let why = "a node with other settings has come, or has left its page behind";
+            return Wait::at_most(self.rules.beat_every(), why);
+        }
+        let able = self.able(&[]);
         if self.rules.is_static {
             return match by_node_rank(&able, self.rules.nodes_max) {
                 Err(why) => self.publish(self.ended(None, Ending::Misplaced(why))),
@@ -593,20 +605,29 @@ impl Known<'_> {
         self.publish(next)
     }
 
-    /// Agents that can take part in a round.
+    /// Agents that can take part in a round: those that are here and have this agent's settings.
     fn able(&self, gone: &[Gone]) -> Vec<&Page> {
+        let settings = self.page(self.me).map(|own| own.page.settings);
         let is_able = |seen: &&Seen| {
-            let id = seen.page.id;
-            seen.ages.silent < self.rules.lease
-                && !self.dead.contains(&id)
-                && !matches!(seen.page.state, State::Left(_) | State::Leaving(..))
-                && !gone.iter().any(|gone| gone.id == id && !gone.is_able)
+            self.is_here(seen)
+                && settings.is_none_or(|settings| settings == seen.page.settings)
+                && !(gone.iter()).any(|gone| gone.id == seen.page.id && !gone.is_able)
         };
-        self.pages
-            .iter()
-            .filter(is_able)
-            .map(|seen| &seen.page)
-            .collect()
+        let able = self.pages.iter().filter(is_able);
+        able.map(|seen| &seen.page).collect()
+    }
+
+    /// Agents that have given a sign of life, unlike those that only left a page behind.
+    fn living(&self) -> Vec<&Page> {
+        let living = self.pages.iter();
+        let living = living.filter(|seen| self.is_here(seen) && seen.ages.confirmed);
+        living.map(|seen| &seen.page).collect()
+    }
+
+    fn is_here(&self, seen: &Seen) -> bool {
+        seen.ages.silent < self.rules.lease
+            && !self.dead.contains(&seen.page.id)
+            && !matches!(seen.page.state, State::Left(_) | State::Leaving(..))
     }
 
     fn page(&self, id: AgentId) -> Option<&Seen> {

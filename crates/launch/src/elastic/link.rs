@@ -99,6 +99,36 @@ pub(crate) enum Stores {
     Etcd(Etcd),
 }
 
+impl Stores {
+    fn connect(&self, store: &str, limit: Duration) -> Result<Box<dyn Store>, StoreError> {
+        match self {
+            Self::Hosted { token, tls, .. } => {
+                let client = Client::connect_as(store, token, *tls, limit)?;
+                Ok(Box::new(client.with_answer_timeout(limit)))
+            }
+            Self::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
+        }
+    }
+
+    /// The whole name of a key. A store in etcd has the job's keys only.
+    fn key(&self, name: &str) -> String {
+        match self {
+            Self::Hosted { run_id, .. } => format!("paceline/agents/{run_id}/{name}"),
+            Self::Etcd(_) => name.to_owned(),
+        }
+    }
+
+    /// Whether a store answers there and has agents of the job.
+    pub(crate) fn has_agents(&self, store: &str, limit: Duration) -> bool {
+        let listed = || {
+            let store = self.connect(store, limit)?;
+            store.list(&self.key("agent/"), 1)
+        };
+        is_listening(store, limit).unwrap_or(false)
+            && listed().is_ok_and(|listed| !listed.keys.is_empty())
+    }
+}
+
 /// Something for the store.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -190,22 +220,11 @@ impl Drop for Connection {
 
 impl Line {
     fn connect(&self, store: &str) -> Result<Box<dyn Store>, StoreError> {
-        let limit = self.limit();
-        match &self.stores {
-            Stores::Hosted { token, tls, .. } => {
-                let client = Client::connect_as(store, token, *tls, limit)?;
-                Ok(Box::new(client.with_answer_timeout(limit)))
-            }
-            Stores::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
-        }
+        self.stores.connect(store, self.limit())
     }
 
-    /// The whole name of a key. A store in etcd has the job's keys only.
     fn key(&self, name: &str) -> String {
-        match &self.stores {
-            Stores::Hosted { run_id, .. } => format!("paceline/agents/{run_id}/{name}"),
-            Stores::Etcd(_) => name.to_owned(),
-        }
+        self.stores.key(name)
     }
 
     fn page_key(&self, id: AgentId) -> String {

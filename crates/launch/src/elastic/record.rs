@@ -5,6 +5,7 @@
 //! would begin round 7, one does.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,8 +45,7 @@ pub(crate) struct Page {
     /// `host:port` of the store that this agent keeps ready.
     pub(crate) standby: String,
     pub(crate) nproc: usize,
-    /// Fewest and most nodes of the job, as this agent was told.
-    pub(crate) nodes: (usize, usize),
+    pub(crate) settings: Settings,
     /// The place that was asked for; only with a static rendezvous.
     pub(crate) node_rank: Option<usize>,
     /// How many agents had come to this store before.
@@ -71,6 +71,47 @@ pub(crate) struct Page {
     pub(crate) told: Option<Box<Report>>,
     /// The request to stop that the ranks of the present round got on this node, or that they stopped for.
     pub(crate) stop: Option<Stop>,
+}
+
+/// The options that must be the same on all nodes, as one agent was told.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) nodes_min: usize,
+    pub(crate) nodes_max: usize,
+    pub(crate) is_static: bool,
+    pub(crate) max_restarts: u32,
+    pub(crate) lease: Duration,
+    /// With a store outside of the job only.
+    pub(crate) outage: Option<Duration>,
+}
+
+impl Settings {
+    /// The first option that differs, as each of the two was told.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(String, String)> {
+        let mine = self.options().into_iter();
+        mine.zip(other.options())
+            .find(|(mine, other)| mine != other)
+    }
+
+    fn options(&self) -> [String; 5] {
+        let nodes = match (self.nodes_min, self.nodes_max) {
+            (min, max) if min == max => max.to_string(),
+            (min, max) => format!("{min}:{max}"),
+        };
+        let backend = match (self.is_static, self.outage) {
+            (true, _) => "static",
+            (false, None) => "c10d",
+            (false, Some(_)) => "etcd",
+        };
+        let outage = self.outage.unwrap_or_default().as_secs_f64();
+        [
+            format!("--nnodes {nodes}"),
+            format!("--rdzv-backend {backend}"),
+            format!("--max-restarts {}", self.max_restarts),
+            format!("--rdzv-conf lease={}", self.lease.as_secs_f64()),
+            format!("--rdzv-conf outage_timeout={outage}"),
+        ]
+    }
 }
 
 impl Page {

@@ -136,7 +136,7 @@ impl Agent {
         self.warned.iter().any(|text| text.starts_with(reason))
     }
 
-    fn warn_once(&mut self, text: String, commands: &mut Vec<Command>) {
+    pub(super) fn warn_once(&mut self, text: String, commands: &mut Vec<Command>) {
         if self.warned.len() < WARNINGS_MAX && self.warned.insert(text.clone()) {
             commands.push(Command::Notice(format!("warning: {text}")));
         }

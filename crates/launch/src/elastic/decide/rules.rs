@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-/// Settings that are the same for all agents.
+use crate::elastic::record::Settings;
+
+/// Settings of one agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) nodes_min: usize,
@@ -29,6 +31,18 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
+    /// Those that must be the same on all nodes.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            nodes_min: self.nodes_min,
+            nodes_max: self.nodes_max,
+            is_static: self.is_static,
+            max_restarts: self.max_restarts,
+            lease: self.lease,
+            outage: self.outage,
+        }
+    }
+
     /// Time between two signs of life.
     pub(crate) fn beat_every(&self) -> Duration {
         self.lease / 6
