@@ -208,7 +208,7 @@ fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
         );
         let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
         let words = [
-            "rank 1 waited for 0.",
+            "rank 1 waited for ",
             " s in recv #1 from rank 0, tag 7, but what rank 0 sent has tag 8, for which nobody asked",
         ];
         assert_first(&diagnosis.findings[0], Cause::Mismatch, &[], &words);
