@@ -99,7 +99,8 @@ fn one_node_that_was_told_the_address_of_a_job_on_two_ends_with_it() {
     let elastic = ["--rdzv-backend=c10d", &endpoint];
     let numbered = ["--master-addr=127.0.0.1", &master_port];
     let variables = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &*port)];
-    let cases: [(&[&str], &[(&str, &str)], &str); 3] = [
+    type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
+    let cases: [Case; 3] = [
         (&elastic, &[], "--nnodes 2 on a, --nnodes 1 on b"),
         (&numbered, &[], "--nnodes 1 on b, --nnodes 2 on node 0 on a"),
         (
