@@ -48,7 +48,7 @@ readonly BURN_INSIDES='backend::autodiff\b|\bautodiff::|\bburn_autodiff\b|\bburn
 readonly PURE='
     crates/collective/src/plan.rs crates/collective/src/plan crates/collective/src/tree.rs
     crates/ddp/src/plan.rs crates/ddp/src/sampler.rs crates/ddp/src/sampler crates/ddp/src/device/pick.rs crates/ddp/src/device/adapters.rs
-    crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
+    crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/recovery.rs crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
     crates/launch/src/stall/judge.rs crates/launch/src/report/known.rs crates/launch/src/report/advice.rs
     crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs

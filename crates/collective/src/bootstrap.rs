@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::page::{Activity, JobPage, Phase};
+use paceline_rendezvous::page::{Activity, Generation, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, NOTICE_AFTER, Store as _, StoreError};
 
 use self::address::NoAddress;
@@ -47,6 +47,9 @@ const TELLERS_MAX: usize = 16;
 
 /// Longest wait for another rank between two looks at the launcher's page: one request to the store for each.
 const SLICE: Duration = Duration::from_millis(100);
+
+/// The same while a later generation forms: the next loss is likely now, and the other ranks do nothing else.
+const NEXT_SLICE: Duration = Duration::from_millis(10);
 
 /// The first phase of forming a group: the end of "could not ...".
 const REACH_STORE: &str = "reach the job's store";
@@ -103,6 +106,52 @@ pub(crate) fn connect_child(
     Ok(forming.done(wiring, server))
 }
 
+/// A generation after the first, as one of its ranks forms it.
+#[derive(Debug)]
+pub(crate) struct Succession<'a> {
+    pub(crate) generation: &'a Generation,
+    /// The job's first number of a rank on this page.
+    pub(crate) first_rank: usize,
+    pub(crate) page: &'a JobPage,
+    /// Address of the store in which the first generation formed.
+    pub(crate) store: &'a str,
+    /// Prefix of the first generation's keys.
+    pub(crate) root: &'a str,
+}
+
+impl Succession<'_> {
+    /// The number in the first generation of a rank of this one.
+    pub(crate) fn started(&self, rank: usize) -> usize {
+        self.first_rank + self.generation.members[rank]
+    }
+
+    /// What only this generation's keys begin with: an earlier rank neither finds its records nor has its fingerprint.
+    fn prefix(&self) -> String {
+        format!("{}/generation{}", self.root, self.generation.number)
+    }
+}
+
+/// Connects a later generation of two ranks or more; `env` has its numbers.
+pub(crate) fn connect_next(
+    env: &WorkerEnv,
+    options: &GroupOptions,
+    succession: &Succession<'_>,
+    formation: &Formation,
+) -> Result<Wiring, Error> {
+    formation.enter(REACH_STORE);
+    let started = Instant::now();
+    let reached = Client::connect_as(succession.store, &env.token, env.tls, options.timeout);
+    let client = reached.map_err(|source| unreached(env, source))?;
+    let page = succession.page.clone();
+    let forming = Forming {
+        prefix: succession.prefix(),
+        succession: Some(succession),
+        ..Forming::new(env, options, client, page, started, formation)
+    };
+    let wiring = forming.connect()?;
+    Ok(forming.done(wiring, None))
+}
+
 fn unreached(env: &WorkerEnv, source: StoreError) -> Error {
     Error::Store {
         rank: env.rank,
@@ -134,6 +183,8 @@ struct Forming<'a> {
     prefix: String,
     /// For a sub-group, what it has from its parent.
     subgroup: Option<&'a Subgroup<'a>>,
+    /// For a generation after the first, where it comes from.
+    succession: Option<&'a Succession<'a>>,
     formation: &'a Formation,
     /// The connection to the store for failure notices, made when it is first needed; none if the store cannot be reached.
     notices: OnceLock<Option<Client>>,
@@ -159,6 +210,7 @@ impl<'a> Forming<'a> {
             deadline: deadline(started, options.timeout),
             prefix: String::new(),
             subgroup: None,
+            succession: None,
             formation,
             notices: OnceLock::new(),
             parted: OnceLock::new(),
@@ -178,9 +230,11 @@ impl<'a> Forming<'a> {
 
     /// With where the group's ranks meet again.
     fn done(self, wiring: Wiring, server: Option<Arc<store::Server>>) -> Wiring {
+        let root = self.succession.map(|succession| succession.root);
         let origin = Some(Origin::Store {
             server,
             address: self.client.server().to_owned(),
+            root: root.unwrap_or(&self.prefix).to_owned(),
             prefix: self.prefix,
         });
         Wiring { origin, ..wiring }
@@ -231,7 +285,7 @@ impl<'a> Forming<'a> {
             pid: std::process::id(),
             net: namespace("net"),
             pids: namespace("pid"),
-            local_rank: self.env.local_rank,
+            local_rank: self.own_slot(),
             page: self.page_identity(),
             unix: name,
             tcp: addresses,
@@ -249,7 +303,7 @@ impl<'a> Forming<'a> {
         let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let status = self.status(
             self.page.clone(),
-            peers(records, |peer| shared_slot(me, peer)),
+            self.peers(records, |peer| shared_slot(me, peer)),
         );
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let memory = (Allocator::Heap, Vec::new());
@@ -325,10 +379,35 @@ impl<'a> Forming<'a> {
         }
         let own = peers[self.env.rank]
             .slot
-            .unwrap_or(self.env.local_rank)
+            .unwrap_or(self.own_slot())
             .min(page.slots() - 1);
         let slot = page.slot(own);
-        Arc::new(Status::new(self.env.rank, peers, page, slot))
+        let status = Status::new(self.env.rank, peers, page, slot);
+        Arc::new(status.in_generation(self.generation()))
+    }
+
+    /// This rank's slot on the launcher's page.
+    fn own_slot(&self) -> usize {
+        let rank = self.env.rank;
+        let members = self.succession.map(|next| &next.generation.members);
+        members.map_or(self.env.local_rank, |members| members[rank])
+    }
+
+    fn generation(&self) -> u32 {
+        let parent = self.subgroup.map(|subgroup| subgroup.parent.generation());
+        let own = self.succession.map(|next| next.generation.number);
+        own.or(parent).unwrap_or(0)
+    }
+
+    fn peers(&self, records: &[Record], slot: impl Fn(&Record) -> Option<usize>) -> Vec<PeerInfo> {
+        let started = |rank| self.succession.map_or(rank, |next| next.started(rank));
+        let peer = |record: &Record| PeerInfo {
+            host: record.host.clone(),
+            pid: record.pid,
+            slot: slot(record),
+            started: started(record.rank),
+        };
+        records.iter().map(peer).collect()
     }
 
     /// `lanes` are by rank.
@@ -345,16 +424,20 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// The launcher's reason, if it has ended the job. It names ranks in the job's numbers, which a sub-group does not have.
+    /// The launcher's reason, if it has ended this generation or the job. It names ranks in the numbers of the job's first
+    /// generation, which a sub-group does not have.
     fn health(&self) -> Result<(), Error> {
-        let revoked = self.page.is_revoked();
-        match revoked.then(|| self.page.revocation()).flatten() {
-            Some(cause) => Err(Error::Revoked {
-                culprit: cause.rank.filter(|_| self.subgroup.is_none()),
-                text: cause.text,
-            }),
-            None => Ok(()),
-        }
+        let Some(cause) = self.page.end_of_generation(self.generation()) else {
+            return Ok(());
+        };
+        let own = |rank| match self.succession {
+            Some(next) => (0..self.env.world).find(|own| next.started(*own) == rank),
+            None => Some(rank),
+        };
+        Err(Error::Revoked {
+            culprit: cause.rank.filter(|_| self.subgroup.is_none()).and_then(own),
+            text: cause.text,
+        })
     }
 
     /// The value of a key, which some rank sets when it comes.
@@ -363,9 +446,10 @@ impl<'a> Forming<'a> {
             self.health()?;
             let left = self.deadline.saturating_duration_since(Instant::now());
             // Without a launcher nobody writes to the page, and the store need not be asked again and again.
-            let slice = match self.env.page_fd {
-                Some(_) => left.min(SLICE),
-                None => left,
+            let slice = match (self.env.page_fd, self.succession) {
+                (None, _) => left,
+                (Some(_), None) => left.min(SLICE),
+                (Some(_), Some(_)) => left.min(NEXT_SLICE),
             };
             match self.client.get(key, slice) {
                 Err(StoreError::TimedOut { .. }) if slice < left => {}
@@ -529,15 +613,6 @@ fn fingerprint(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     })
-}
-
-fn peers(records: &[Record], slot: impl Fn(&Record) -> Option<usize>) -> Vec<PeerInfo> {
-    let peer = |record: &Record| PeerInfo {
-        host: record.host.clone(),
-        pid: record.pid,
-        slot: slot(record),
-    };
-    records.iter().map(peer).collect()
 }
 
 #[cfg(test)]

@@ -1,21 +1,50 @@
 //! Generations: a group that has lost ranks is followed by one of the ranks that are left.
+//!
+//! ```text
+//!  rank 0            rank 1            rank 2        launcher
+//!  all-reduce ...    all-reduce ...    killed        reaps rank 2
+//!  error: rank 2 died                                ends generation 0 on the page
+//!  next_generation:  the same                        publishes generation 1: slots 0, 1
+//!    connect ------- connect                         "rank 2 was killed ...; 2 ranks go on"
+//!  all-reduce ...    all-reduce ...
+//! ```
+//!
+//! The launcher alone decides which ranks are left, so no two ranks can go on with different ones. A generation is fenced off
+//! from earlier ones in three ways. The page says that they are over, so their operations fail. The keys in the store and the
+//! fingerprint of the connections have the generation's number, so no earlier rank can join. A rank that was given up is
+//! killed before its successors are told.
 
+use std::time::Duration;
+
+use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::page::Generation;
+
+use crate::bootstrap::{self, Succession};
 use crate::error::Error;
+use crate::flight::{Formation, Membership};
 use crate::group::ProcessGroup;
+use crate::options::GroupOptions;
+use crate::status::Status;
+use crate::wiring::{Origin, Wiring};
+
+/// How long the launcher may take, beside the group's timeout, to give up a rank that hangs and to see its end.
+const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ProcessGroup {
-    /// How many groups came before this one: 0 for a group that the job began with, and one more for each successor.
+    /// How many groups came before this one: 0 for a group that the job began with, and one or more for its successors. A
+    /// sub-group has the generation of the group that it was split from.
     pub fn generation(&self) -> u64 {
-        0
+        self.member().status.generation().into()
     }
 
     /// Says that this program goes on with [`next_generation`](Self::next_generation) when other ranks are lost, and returns
-    /// whether the launcher does its part. Without this word from every rank, the launcher ends the job after a failure, or
+    /// whether its launcher does so too. Without this word from every rank, the launcher ends the job after a failure, or
     /// restarts it.
     ///
     /// *Blocks*: no.
     pub fn declare_recovery(&self) -> bool {
-        false
+        self.slot().set_recovers();
+        matches!(self.member().origin, Some(Origin::Hub(_))) || self.page().recovers()
     }
 
     /// The group of the ranks that are left, after this one has failed. Ranks keep their order and are numbered anew from 0,
@@ -25,12 +54,378 @@ impl ProcessGroup {
     /// generation forms, the one after it is returned. This group stays failed; drop it, with all its buffers, tickets and
     /// sub-groups, to free its memory.
     ///
-    /// *Blocks*: until the launcher has published a generation after this one and its ranks have connected.
+    /// Ranks that are threads ([`local`](Self::local)) have no launcher: a thread that has dropped its group is lost, and the
+    /// others go on when all of them have called this.
     ///
-    /// *Errors*: nothing recovers this job; the launcher has ended the job; this rank was given up; the deadline.
+    /// *Blocks*: until the launcher has published a generation after this one and its ranks have connected, at most for the
+    /// group's timeout each, and 10 s more where the launcher has to kill a rank that hangs.
+    ///
+    /// *Errors*: nothing recovers this job, or this rank has not [declared](Self::declare_recovery) that it goes on; the
+    /// launcher has ended the job; this rank was given up; the deadline.
     pub fn next_generation(&self) -> Result<Self, Error> {
-        Err(Error::NoRecovery {
-            reason: "no launcher with live recovery started it",
-        })
+        let member = self.member();
+        let status = &member.status;
+        if status.is_subgroup() {
+            return Err(Error::NoRecovery {
+                reason: "a sub-group has no next generation; ask the group of all ranks",
+            });
+        }
+        match status.health() {
+            Err(error) => {
+                status.fail(error);
+                status.announce();
+            }
+            Ok(()) => self.abort("it goes on to the next generation"),
+        }
+        match &member.origin {
+            Some(Origin::Hub(hub)) => {
+                let wiring = hub.succeed(status.rank, &member.options)?;
+                self.successor(wiring)
+            }
+            Some(Origin::Store { .. }) if !self.slot().recovers() => Err(Error::NoRecovery {
+                reason: "this rank has not declared that it recovers",
+            }),
+            Some(Origin::Store { address, root, .. }) if self.page().recovers() => {
+                self.await_successor(address, root)
+            }
+            _ => Err(Error::NoRecovery {
+                reason: "its launcher does not recover live (`--recovery live`)",
+            }),
+        }
+    }
+
+    /// Forms the newest generation, and the one after it if ranks are lost meanwhile.
+    fn await_successor(&self, store: &str, root: &str) -> Result<Self, Error> {
+        let status = &self.member().status;
+        let (page, slot) = (self.page(), self.slot());
+        let first_rank = status.started(self.rank()) - slot.index();
+        let mut failed = status.generation();
+        let mut why = status.health().expect_err("this group has failed");
+        loop {
+            slot.set_awaits(Some(failed));
+            let limit = self.timeout().saturating_add(LAUNCHER_TIMEOUT);
+            let Some(generation) = page.wait_generation(failed, limit) else {
+                slot.set_awaits(None);
+                return Err(match page.revocation() {
+                    Some(cause) => Error::Revoked {
+                        culprit: None,
+                        text: cause.text,
+                    },
+                    None => why,
+                });
+            };
+            let succession = Succession {
+                generation: &generation,
+                first_rank,
+                page,
+                store,
+                root,
+            };
+            match self.form(&succession) {
+                Ok(group) => {
+                    slot.set_awaits(None);
+                    return Ok(group);
+                }
+                Err(error @ Error::Fenced { .. }) => return Err(error),
+                Err(error) => {
+                    // Whatever it is, it may be due to another rank that was lost, which the launcher knows.
+                    let culprit = error
+                        .culprit()
+                        .filter(|rank| *rank < generation.members.len());
+                    if let Some(culprit) = culprit.map(|rank| succession.started(rank))
+                        && culprit != status.started(self.rank())
+                    {
+                        slot.set_victim_of(culprit, generation.number);
+                    }
+                    (failed, why) = (generation.number, error);
+                }
+            }
+        }
+    }
+
+    /// Joins this generation.
+    fn form(&self, succession: &Succession<'_>) -> Result<Self, Error> {
+        let member = self.member();
+        let Generation { number, members } = succession.generation;
+        let own = self.slot().index();
+        let Some(rank) = members.iter().position(|slot| *slot == own) else {
+            return Err(Error::Fenced {
+                rank: self.rank(),
+                generation: u64::from(*number),
+            });
+        };
+        let env = next_env(self.env(), rank, members.len());
+        if members.len() == 1 {
+            let mut peer = member.status.peers()[self.rank()].clone();
+            peer.slot = Some(own);
+            let status = Status::new(0, vec![peer], self.page().clone(), self.slot());
+            return self.successor(Wiring {
+                origin: member.origin.clone(),
+                ..Wiring::alone(status.in_generation(*number).into(), &member.options)
+            });
+        }
+        let formation = Formation::new();
+        let formed = bootstrap::connect_next(&env, &member.options, succession, &formation);
+        let wiring = formed.inspect_err(|error| {
+            let flight = member.status.flight().expect("a group has a recorder");
+            let membership = Membership {
+                name: format!("world (generation {number})"),
+                ranks: (0..members.len())
+                    .map(|rank| succession.started(rank))
+                    .collect(),
+                transport: "none",
+            };
+            flight.never_formed(membership, &formation, error);
+        })?;
+        self.successor(wiring)
+    }
+
+    /// The group that follows this one with this wiring. It is recorded in the same flight.
+    fn successor(&self, wiring: Wiring) -> Result<Self, Error> {
+        let member = self.member();
+        let env = next_env(self.env(), wiring.status.rank, wiring.status.world());
+        let flight = member.status.flight().cloned();
+        let flight = flight.expect("a group has a recorder from its beginning");
+        let options: GroupOptions = member.options.clone();
+        Self::assemble(env, options, wiring, flight)
+    }
+}
+
+/// The environment of a rank that has other numbers from now on, on one host.
+fn next_env(env: &WorkerEnv, rank: usize, world: usize) -> WorkerEnv {
+    WorkerEnv {
+        rank,
+        world,
+        local_rank: rank,
+        local_world: world,
+        ..env.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use paceline_rendezvous::page::{JobPage, Revocation};
+    use paceline_rendezvous::store::Server;
+    use paceline_rendezvous::token::Token;
+
+    use super::*;
+    use crate::element::ReduceOp;
+    use crate::options::Transport;
+
+    /// The sum of the ranks that started the job, over the ranks of this group.
+    fn sum(group: &ProcessGroup, started: usize) -> f32 {
+        let mut sum = [started as f32];
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        sum[0]
+    }
+
+    fn options(timeout: Duration) -> GroupOptions {
+        GroupOptions {
+            timeout,
+            ..GroupOptions::default()
+        }
+    }
+
+    #[test]
+    fn threads_go_on_without_the_ones_that_left() {
+        let groups = ProcessGroup::local(4, &options(Duration::from_secs(30))).unwrap();
+        std::thread::scope(|scope| {
+            for (started, mut group) in groups.into_iter().enumerate() {
+                scope.spawn(move || {
+                    assert_eq!(sum(&group, started), 6.0);
+                    let mut left = vec![0, 1, 2, 3];
+                    // Rank 0 first, then the last one.
+                    for (number, lost) in [(1, 0), (2, 3)] {
+                        if started == lost {
+                            return;
+                        }
+                        left.retain(|rank| *rank != lost);
+                        let error = group.all_reduce(&mut [0.0], ReduceOp::Sum).unwrap_err();
+                        let next = group.next_generation();
+                        let next = next.unwrap_or_else(|again| panic!("{again} after {error}"));
+                        let old = std::mem::replace(&mut group, next);
+                        assert_eq!(group.generation(), number);
+                        assert_eq!((group.world(), group.transport()), (left.len(), "local"));
+                        assert_eq!(
+                            group.rank(),
+                            left.iter().position(|r| *r == started).unwrap()
+                        );
+                        assert!(old.health().is_err());
+                        drop(old);
+                        assert_eq!(sum(&group, started), left.iter().sum::<usize>() as f32);
+                    }
+                    // Its sub-groups know where they belong, and one rank can be left.
+                    let alone = group.split(Some(started as u32), 0).unwrap().unwrap();
+                    assert_eq!((alone.world(), alone.generation()), (1, 2));
+                    assert!(alone.next_generation().is_err());
+                    if started == 1 {
+                        return;
+                    }
+                    group.barrier().unwrap_err();
+                    let last = group.next_generation().unwrap();
+                    assert_eq!((last.world(), sum(&last, started)), (1, 2.0));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_thread_that_does_not_come_in_time_is_fenced() {
+        let mut groups = ProcessGroup::local(3, &options(Duration::from_millis(300))).unwrap();
+        let late = groups.pop().unwrap();
+        std::thread::scope(|scope| {
+            let others = groups.into_iter().enumerate().map(|(started, group)| {
+                scope.spawn(move || {
+                    group.barrier().unwrap_err();
+                    let next = group.next_generation().unwrap();
+                    assert_eq!((next.world(), sum(&next, started)), (2, 1.0));
+                })
+            });
+            let others: Vec<_> = others.collect();
+            others.into_iter().for_each(|other| other.join().unwrap());
+        });
+        late.health().unwrap_err();
+        let error = late.next_generation().unwrap_err();
+        assert!(
+            matches!(error, Error::Fenced { generation: 1, .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_group_without_a_launcher_has_no_successor() {
+        let group = ProcessGroup::connect(WorkerEnv::alone(), &GroupOptions::default()).unwrap();
+        assert!(!group.declare_recovery());
+        let error = group.next_generation().unwrap_err();
+        assert!(matches!(error, Error::NoRecovery { .. }), "{error}");
+    }
+
+    /// A launcher's store and page with ranks that are threads, which reach them as processes do.
+    fn launched(world: usize, transport: Transport, rank: impl Fn(&JobPage, ProcessGroup) + Sync) {
+        let token = Token::generate().unwrap();
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), &token).unwrap();
+        let page = JobPage::create_memfd(world).unwrap();
+        page.set_recovers();
+        let options = GroupOptions {
+            transport,
+            arena_bytes: Some(1 << 20),
+            ..options(Duration::from_secs(30))
+        };
+        std::thread::scope(|scope| {
+            for own in 0..world {
+                let (rank, options, page, token) = (&rank, &options, &page, &token);
+                let store = Some(server.addr().to_string());
+                scope.spawn(move || {
+                    let env = WorkerEnv {
+                        rank: own,
+                        world,
+                        local_rank: own,
+                        local_world: world,
+                        store,
+                        token: token.clone(),
+                        token_is_secret: true,
+                        page_fd: page.raw_fd(),
+                        ..WorkerEnv::alone()
+                    };
+                    rank(page, ProcessGroup::connect(env, options).unwrap());
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_that_was_given_up_and_lives_changes_nothing() {
+        for transport in [Transport::Shm, Transport::Tcp] {
+            let all_are_ready = Barrier::new(3);
+            launched(3, transport, |page, group| {
+                assert!(group.declare_recovery());
+                let started = group.rank();
+                let pair = group
+                    .split(Some((started != 1).into()), 0)
+                    .unwrap()
+                    .unwrap();
+                all_are_ready.wait();
+                if started == 0 {
+                    // As the launcher does, but rank 1 is not killed.
+                    page.end_generation(0, 1);
+                    page.publish_generation(&[0, 2]);
+                }
+                let old = group.barrier().unwrap_err();
+                assert_eq!(old.culprit(), Some(1), "{old}");
+                assert!(
+                    pair.health().is_err(),
+                    "a sub-group is of the same generation"
+                );
+                let next = group.next_generation();
+                if started == 1 {
+                    let error = next.unwrap_err();
+                    assert!(
+                        matches!(error, Error::Fenced { generation: 1, .. }),
+                        "{error}"
+                    );
+                    return;
+                }
+                let next = next.unwrap();
+                assert_eq!((next.rank(), next.world()), (started / 2, 2));
+                assert_eq!((next.generation(), next.slot().index()), (1, started));
+                assert_eq!(sum(&next, started), 2.0);
+                assert!(group.barrier().is_err());
+                drop((group, pair));
+                assert_eq!(sum(&next, started), 2.0);
+                next.blame(1 - next.rank());
+                assert_eq!(next.slot().victim_in(1), Some(2 - started));
+            });
+        }
+    }
+
+    #[test]
+    fn a_generation_that_ends_while_it_forms_is_passed_over() {
+        for transport in [Transport::Shm, Transport::Tcp] {
+            launched(4, transport, |page, group| {
+                let started = group.rank();
+                assert!(group.declare_recovery());
+                group.barrier().unwrap();
+                match started {
+                    0 => return,
+                    // Rank 1 is a member of generation 1 and never comes.
+                    1 => {
+                        page.end_generation(0, 0);
+                        page.publish_generation(&[1, 2, 3]);
+                        let waits = |slot| page.slot(slot).awaits() == Some(0);
+                        while !(waits(2) && waits(3)) {
+                            std::thread::yield_now();
+                        }
+                        // They may be anywhere in forming it.
+                        std::thread::sleep(Duration::from_millis(5));
+                        page.end_generation(1, 1);
+                        page.publish_generation(&[2, 3]);
+                        return;
+                    }
+                    _ => {}
+                }
+                group.barrier().unwrap_err();
+                let next = group.next_generation().unwrap();
+                assert_eq!((next.generation(), next.world()), (2, 2));
+                assert_eq!(sum(&next, started), 5.0);
+            });
+        }
+    }
+
+    #[test]
+    fn the_launchers_end_of_the_job_ends_the_wait() {
+        launched(2, Transport::Shm, |page, group| {
+            assert!(group.declare_recovery());
+            if group.rank() == 0 {
+                page.revoke(&Revocation {
+                    rank: Some(1),
+                    text: "too few are left".into(),
+                });
+            }
+            let error = group.next_generation().unwrap_err();
+            let says = "the launcher ended the job: too few are left";
+            assert_eq!(error.to_string(), says);
+        });
     }
 }

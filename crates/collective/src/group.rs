@@ -147,7 +147,8 @@ impl ProcessGroup {
             std::process::id(),
             GROUPS.fetch_add(1, Ordering::Relaxed)
         );
-        let wirings = local::connect(world, options)?;
+        let started: Vec<usize> = (0..world).collect();
+        let wirings = local::connect(0, &started, options)?;
         let members = wirings.into_iter().enumerate().map(|(rank, wiring)| {
             let mut env = WorkerEnv::alone();
             (env.rank, env.local_rank, env.world, env.local_world) = (rank, rank, world, world);
@@ -176,7 +177,7 @@ impl ProcessGroup {
         } = wiring;
         let recorder = flight.recorder(Membership {
             name: status.name().into(),
-            ranks: (0..env.world).map(|rank| status.global(rank)).collect(),
+            ranks: (0..env.world).map(|rank| status.started(rank)).collect(),
             transport,
         });
         let mailbox: Weak<dyn Mailbox> = Arc::downgrade(&(p2p.clone() as Arc<dyn Mailbox>));
@@ -396,6 +397,9 @@ impl Drop for Member {
         // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
         self.p2p.close();
         drop(self.watch.take());
+        if let Some(Origin::Hub(hub)) = &self.origin {
+            hub.leave(self.status.rank);
+        }
     }
 }
 
@@ -407,6 +411,7 @@ fn alone(env: &WorkerEnv, options: &GroupOptions) -> Result<Wiring, Error> {
         host: String::new(),
         pid: std::process::id(),
         slot: None,
+        started: 0,
     };
     Ok(Wiring::alone(
         Arc::new(Status::new(0, vec![me], page, slot)),

@@ -16,29 +16,31 @@ use crate::status::{Courier, PeerInfo, Status};
 use crate::team::Team;
 use crate::wiring::{Hub, Origin, Wiring};
 
-/// Wires up `world` ranks, in rank order.
-pub(crate) fn connect(world: usize, options: &GroupOptions) -> Result<Vec<Wiring>, Error> {
-    wire(statuses(world)?, options)
+/// Wires up the ranks of a generation, in rank order; `started` are their numbers in the first one.
+pub(crate) fn connect(
+    generation: u32,
+    started: &[usize],
+    options: &GroupOptions,
+) -> Result<Vec<Wiring>, Error> {
+    wire(statuses(generation, started)?, options)
 }
 
-fn statuses(world: usize) -> Result<Vec<Arc<Status>>, Error> {
+/// On a page of their own.
+fn statuses(generation: u32, started: &[usize]) -> Result<Vec<Arc<Status>>, Error> {
+    let world = started.len();
     let page = JobPage::private(world).map_err(Arc::new)?;
     let pid = std::process::id();
     let host = bootstrap::nodename();
-    let peers: Vec<PeerInfo> = (0..world)
-        .map(|rank| PeerInfo {
-            host: host.clone(),
-            pid,
-            slot: Some(rank),
-        })
-        .collect();
+    let peer = |(rank, started): (usize, &usize)| PeerInfo {
+        host: host.clone(),
+        pid,
+        slot: Some(rank),
+        started: *started,
+    };
+    let peers: Vec<PeerInfo> = started.iter().enumerate().map(peer).collect();
     let status = |rank| {
-        Arc::new(Status::new(
-            rank,
-            peers.clone(),
-            page.clone(),
-            page.slot(rank),
-        ))
+        let status = Status::new(rank, peers.clone(), page.clone(), page.slot(rank));
+        Arc::new(status.in_generation(generation))
     };
     Ok((0..world).map(status).collect())
 }
@@ -67,6 +69,7 @@ pub(crate) fn wire(
         let peers = statuses.iter().map(Arc::downgrade).collect();
         status.set_courier(Box::new(Calls { rank, peers }));
         let team = Team::new(rank, world, (0..world).collect(), segments.clone());
+        status.add_waiters(team.waiters());
         Wiring {
             transport: "local",
             status: status.clone(),

@@ -177,7 +177,7 @@ impl PointToPoint {
             changed: Condvar::new(),
             seq: AtomicU64::new(0),
         });
-        status.set_waiters(Box::new(Wake(Arc::downgrade(&p2p))));
+        status.add_waiters(Box::new(Wake(Arc::downgrade(&p2p))));
         p2p
     }
 
@@ -414,6 +414,7 @@ mod tests {
             host: "b".into(),
             pid: 7,
             slot: Some(slot),
+            started: slot,
         };
         let status = |rank| {
             let peers = vec![peer(0), peer(1)];

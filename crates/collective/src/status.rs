@@ -35,6 +35,8 @@ pub(crate) struct PeerInfo {
     pub(crate) pid: u32,
     /// Its slot on the page that this rank sees; none for a rank whose page is another one.
     pub(crate) slot: Option<usize>,
+    /// Its number in the job's first generation, by which the launcher knows it.
+    pub(crate) started: usize,
 }
 
 /// Carries messages to peers: at once, or not at all. Never blocks.
@@ -59,6 +61,8 @@ struct Subgroup {
 #[derive(Debug)]
 pub(crate) struct Status {
     pub(crate) rank: usize,
+    /// How many groups of all ranks came before this one.
+    generation: u32,
     peers: Vec<PeerInfo>,
     page: JobPage,
     board: Arc<Board>,
@@ -76,7 +80,7 @@ pub(crate) struct Status {
     answered: Condvar,
     courier: OnceLock<Box<dyn Courier>>,
     flight: OnceLock<(Arc<Flight>, Arc<Recorder>)>,
-    waiters: OnceLock<Box<dyn Waiters>>,
+    waiters: Mutex<Vec<Box<dyn Waiters>>>,
 }
 
 /// What this rank waits in, with its place on the board.
@@ -90,9 +94,14 @@ struct Running {
 impl Status {
     /// `peers` are all ranks, this one among them; `slot` is its own on `page`.
     pub(crate) fn new(rank: usize, peers: Vec<PeerInfo>, page: JobPage, slot: Slot) -> Self {
-        slot.set_rank(rank);
+        slot.set_rank(peers[rank].started);
         slot.set_pid(std::process::id());
         Self::on_board(rank, peers, page, Arc::new(Board::new(slot)), None)
+    }
+
+    /// In a generation after the first.
+    pub(crate) fn in_generation(self, generation: u32) -> Self {
+        Self { generation, ..self }
     }
 
     /// The status of a sub-group's rank `rank`: `members` are its ranks in this group's numbers. It shares the page and
@@ -105,6 +114,7 @@ impl Status {
         };
         let (page, board) = (self.page.clone(), self.board.clone());
         Self::on_board(rank, peers.collect(), page, board, Some(subgroup))
+            .in_generation(self.generation)
     }
 
     fn on_board(
@@ -116,6 +126,7 @@ impl Status {
     ) -> Self {
         Self {
             rank,
+            generation: 0,
             page,
             board,
             subgroup,
@@ -129,14 +140,14 @@ impl Status {
             answered: Condvar::new(),
             courier: OnceLock::new(),
             flight: OnceLock::new(),
-            waiters: OnceLock::new(),
+            waiters: Mutex::default(),
             peers,
         }
     }
 
-    /// Says whom a failure wakes, beside those who wait for the latch; once, while the group forms.
-    pub(crate) fn set_waiters(&self, waiters: Box<dyn Waiters>) {
-        self.waiters.set(waiters).expect("a group has one mailbox");
+    /// Says which threads a failure wakes, beside those that wait for the latch.
+    pub(crate) fn add_waiters(&self, waiters: Box<dyn Waiters>) {
+        self.waiters.lock().push(waiters);
     }
 
     /// The job's number of a rank of this group.
@@ -144,6 +155,24 @@ impl Status {
         self.subgroup
             .as_ref()
             .map_or(rank, |subgroup| subgroup.ranks[rank])
+    }
+
+    /// The number in the job's first generation of a rank of this group.
+    pub(crate) fn started(&self, rank: usize) -> usize {
+        self.peers[rank].started
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(crate) fn is_subgroup(&self) -> bool {
+        self.subgroup.is_some()
+    }
+
+    /// What this rank knows of all ranks.
+    pub(crate) fn peers(&self) -> &[PeerInfo] {
+        &self.peers
     }
 
     /// The name of one of this rank's threads: "rank5/comm", in a sub-group "rank5/dp1/comm".
@@ -233,14 +262,9 @@ impl Status {
                 .clone()
                 .expect("`failed` is set after the latch"));
         }
-        match self
-            .page
-            .is_revoked()
-            .then(|| self.page.revocation())
-            .flatten()
-        {
+        match self.page.end_of_generation(self.generation) {
             Some(cause) => Err(Error::Revoked {
-                culprit: cause.rank.and_then(|rank| self.of_global(rank)),
+                culprit: cause.rank.and_then(|rank| self.of_started(rank)),
                 text: cause.text,
             }),
             None => Ok(()),
@@ -266,28 +290,27 @@ impl Status {
         self.changed.notify_all();
         drop(latch);
         // Without the latch's lock: those who wait look at the latch under a lock of their own.
-        if let Some(waiters) = self.waiters.get() {
-            waiters.wake();
-        }
+        self.waiters
+            .lock()
+            .iter()
+            .for_each(|waiters| waiters.wake());
         error
     }
 
     /// Says on the page that this process fails because of a rank of this group.
     pub(crate) fn blame(&self, rank: usize) {
-        self.board.slot.set_victim_of(self.global(rank));
+        let culprit = self.started(rank);
+        self.board.slot.set_victim_of(culprit, self.generation);
     }
 
     /// The rank of this group because of which this process fails, in any of its groups.
     pub(crate) fn blamed(&self) -> Option<usize> {
-        self.of_global(self.board.slot.victim_of()?)
+        self.of_started(self.board.slot.victim_in(self.generation)?)
     }
 
-    /// The number in this group of one of the job's ranks.
-    fn of_global(&self, rank: usize) -> Option<usize> {
-        match &self.subgroup {
-            Some(subgroup) => subgroup.ranks.iter().position(|member| *member == rank),
-            None => Some(rank),
-        }
+    /// The number in this group of a rank of the job's first generation.
+    fn of_started(&self, rank: usize) -> Option<usize> {
+        self.peers.iter().position(|peer| peer.started == rank)
     }
 
     /// Tells all peers why this rank's group is broken; once, and only if it is.
@@ -391,16 +414,24 @@ impl Status {
         }
     }
 
-    /// "host b, pid 4711"; in a sub-group "dp1, rank 5 of the job, host b, pid 4711".
+    /// "host b, pid 4711"; in a sub-group "dp1, rank 5 of the job, host b, pid 4711"; in a later generation "started as
+    /// rank 6, host b, pid 4711".
     pub(crate) fn place(&self, rank: usize) -> String {
-        let PeerInfo { host, pid, .. } = &self.peers[rank];
-        match &self.subgroup {
+        let PeerInfo {
+            host, pid, started, ..
+        } = &self.peers[rank];
+        let group = match &self.subgroup {
             Some(subgroup) => format!(
-                "{}, rank {} of the job, host {host}, pid {pid}",
+                "{}, rank {} of the job, ",
                 subgroup.name, subgroup.ranks[rank]
             ),
-            None => format!("host {host}, pid {pid}"),
-        }
+            None => String::new(),
+        };
+        let was = match self.generation {
+            0 => String::new(),
+            _ => format!("started as rank {started}, "),
+        };
+        format!("{group}{was}host {host}, pid {pid}")
     }
 
     /// Which of the ranks that an operation waits for hold it up, what they are doing, in words, and whether that is
@@ -557,6 +588,7 @@ mod tests {
             host: "b".into(),
             pid: 4711,
             slot: Some(slot),
+            started: slot,
         };
         let slot = page.slot(0);
         Status::new(0, vec![peer(0), peer(1), peer(2)], page, slot)

@@ -110,6 +110,7 @@ impl ProcessGroup {
                 server,
                 address,
                 prefix,
+                ..
             }) => {
                 let prefix = format!("{prefix}/split{split}/{colour}");
                 let store = (server.clone(), address.as_str());

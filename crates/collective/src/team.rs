@@ -25,7 +25,7 @@ use crate::error::Error;
 use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
 use crate::plan::Space;
 use crate::runner::Runner;
-use crate::status::OpWait;
+use crate::status::{OpWait, Waiters};
 
 /// Ranks' numbers, ascending, and what they called.
 pub(crate) type Calls = Vec<(usize, Header)>;
@@ -76,6 +76,11 @@ impl Team {
     pub(crate) fn on(self, cores: usize) -> Self {
         let meeting = self.meeting.on(cores, self.ranks.len());
         Self { meeting, ..self }
+    }
+
+    /// Where this rank's failure wakes those of its threads that wait for the others.
+    pub(crate) fn waiters(&self) -> Box<dyn Waiters> {
+        Box::new(Bell(self.segments[0].clone()))
     }
 
     pub(crate) fn has(&self, rank: usize) -> bool {
@@ -222,6 +227,18 @@ impl Team {
 
     fn cell(&self, member: usize) -> &Cell {
         &self.segments[member].control().cells[self.operations.get() % 2]
+    }
+}
+
+/// Rings for all members; those of other ranks look and sleep on.
+#[derive(Debug)]
+struct Bell(Arc<Segment>);
+
+impl Waiters for Bell {
+    fn wake(&self) {
+        let bell = &self.0.control().bell;
+        bell.fetch_add(1, Ordering::SeqCst);
+        sync::wake_all(bell);
     }
 }
 

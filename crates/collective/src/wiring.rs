@@ -3,12 +3,15 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::Instant;
 
+use paceline_rendezvous::page::Revocation;
 use paceline_rendezvous::store::Server;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::local;
 use crate::memory::Allocator;
 use crate::options::GroupOptions;
 use crate::p2p::PointToPoint;
@@ -54,6 +57,8 @@ pub(crate) enum Origin {
         address: String,
         /// Prefix of the group's keys.
         prefix: String,
+        /// Prefix of the keys of the first generation of the group of all ranks.
+        root: String,
     },
     /// This process.
     Hub(Arc<Hub>),
@@ -65,6 +70,26 @@ pub(crate) struct Hub {
     statuses: Vec<Arc<Status>>,
     /// By the split's number and its colour, the wirings that members have not fetched yet.
     wirings: Mutex<HashMap<(u64, u32), Unfetched>>,
+    succession: Mutex<Succession>,
+    /// A rank has left, or waits for the next generation.
+    changed: Condvar,
+}
+
+/// How a group of threads comes to its end.
+#[derive(Debug)]
+struct Succession {
+    fates: Vec<Fate>,
+    /// By old rank, the wirings of the next generation that its members have not fetched yet, once it has been formed.
+    next: Option<Unfetched>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Member,
+    /// It waits for the next generation.
+    Waits,
+    /// It has left, or was given up.
+    Lost,
 }
 
 /// In the sub-group's order.
@@ -72,10 +97,85 @@ type Unfetched = Vec<Option<Wiring>>;
 
 impl Hub {
     pub(crate) fn new(statuses: Vec<Arc<Status>>) -> Self {
+        let succession = Succession {
+            fates: vec![Fate::Member; statuses.len()],
+            next: None,
+        };
         Self {
             statuses,
             wirings: Mutex::default(),
+            succession: Mutex::new(succession),
+            changed: Condvar::new(),
         }
+    }
+
+    /// A rank has dropped its group.
+    pub(crate) fn leave(&self, rank: usize) {
+        let mut succession = self.succession.lock();
+        if succession.fates[rank] == Fate::Member {
+            succession.fates[rank] = Fate::Lost;
+            self.changed.notify_all();
+        }
+    }
+
+    /// The wiring of this rank in the generation of the ranks that are left, which it is the first to connect or not.
+    ///
+    /// *Blocks*: until all ranks have left or called this, at most for the timeout, after which the others are lost.
+    pub(crate) fn succeed(&self, rank: usize, options: &GroupOptions) -> Result<Wiring, Error> {
+        let status = &self.statuses[rank];
+        let mut succession = self.succession.lock();
+        if succession.fates[rank] == Fate::Member {
+            succession.fates[rank] = Fate::Waits;
+            self.changed.notify_all();
+        }
+        let deadline = Instant::now().checked_add(options.timeout);
+        let undecided = |succession: &mut Succession| {
+            succession.next.is_none() && succession.fates.contains(&Fate::Member)
+        };
+        match deadline {
+            Some(deadline) => {
+                let changed = &self.changed;
+                changed.wait_while_until(&mut succession, undecided, deadline);
+            }
+            None => self.changed.wait_while(&mut succession, undecided),
+        }
+        let generation = status.generation() + 1;
+        if succession.next.is_none() {
+            let next = self.wire_next(&mut succession.fates, generation, options)?;
+            succession.next = Some(next);
+            self.changed.notify_all();
+        }
+        let wiring = succession.next.as_mut().and_then(|next| next[rank].take());
+        wiring.ok_or(Error::Fenced {
+            rank,
+            generation: generation.into(),
+        })
+    }
+
+    /// Connects the ranks that wait, and gives up the others.
+    fn wire_next(
+        &self,
+        fates: &mut [Fate],
+        generation: u32,
+        options: &GroupOptions,
+    ) -> Result<Unfetched, Error> {
+        for fate in fates.iter_mut().filter(|fate| **fate == Fate::Member) {
+            *fate = Fate::Lost;
+        }
+        self.statuses[0].page().revoke(&Revocation {
+            rank: None,
+            text: format!("generation {generation} goes on without the lost ranks"),
+        });
+        let left: Vec<usize> = (0..fates.len())
+            .filter(|rank| fates[*rank] == Fate::Waits)
+            .collect();
+        let started = left.iter().map(|rank| self.statuses[0].started(*rank));
+        let wirings = local::connect(generation, &started.collect::<Vec<_>>(), options)?;
+        let mut next: Unfetched = fates.iter().map(|_| None).collect();
+        for (rank, wiring) in left.into_iter().zip(wirings) {
+            next[rank] = Some(wiring);
+        }
+        Ok(next)
     }
 
     /// The wiring of one member of the sub-group of `colour`; `wire` connects all its members.

@@ -28,4 +28,4 @@ pub(crate) mod link;
 pub(crate) mod messages;
 pub(crate) mod record;
 #[cfg(test)]
-mod simulation;
+pub(crate) mod simulation;

@@ -10,6 +10,7 @@ use crate::binding::Binding;
 use crate::error::LaunchError;
 use crate::judge::Limits;
 use crate::output::LogOptions;
+use crate::recovery::Recovery;
 use crate::report;
 use crate::stall::StallOptions;
 use crate::stop::HandledSignals;
@@ -68,6 +69,8 @@ pub struct Job {
     pub restart_count: u32,
     /// How often the whole job is started again after a failed rank, however many nodes it has; default 0.
     pub max_restarts: u32,
+    /// What becomes of the job when ranks are lost; default [`Recovery::Restart`].
+    pub recovery: Recovery,
     /// torchrun's role of the ranks, `ROLE_NAME`; default `default`.
     pub role: String,
     /// `MASTER_ADDR` of a job on this machine alone; the loopback address when absent.
@@ -188,6 +191,7 @@ impl Job {
             run_id: "none".to_owned(),
             restart_count: 0,
             max_restarts: 0,
+            recovery: Recovery::default(),
             role: "default".to_owned(),
             master_addr: None,
             master_port: None,
@@ -196,6 +200,11 @@ impl Job {
             stall: StallOptions::default(),
             watch: None,
         }
+    }
+
+    /// Whether the ranks that are left go on after a loss.
+    pub(crate) fn recovers_live(&self) -> bool {
+        self.recovery == Recovery::Live && self.cluster.is_none()
     }
 
     /// A rank's variable, where the launcher does not set it.

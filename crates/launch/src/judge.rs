@@ -40,7 +40,7 @@ pub struct Exit {
 }
 
 impl Exit {
-    fn is_failure(&self) -> bool {
+    pub(crate) fn is_failure(&self) -> bool {
         !self.excused && !self.how.is_success()
     }
 }
@@ -56,6 +56,10 @@ pub struct WorkerState {
     pub in_collective_since: Option<Duration>,
     /// Whether a signal or a debugger has stopped it.
     pub stopped: bool,
+    /// Since when, counted from the job's start, it has waited for the next generation because of the rank it blames.
+    pub waits_since: Option<Duration>,
+    /// Whether the newest generation goes on without it: nothing that it does is a failure any more.
+    pub is_out: bool,
 }
 
 /// How long the judge waits before it takes silence for an answer.
@@ -126,11 +130,13 @@ pub fn judge(
     limits: &Limits,
 ) -> Verdict {
     let first = (0..workers.len())
-        .filter_map(|rank| {
-            failure_of(workers, rank)
-                .map(|exit| (exit.at, matches!(exit.how, Ending::Code(_)), rank))
+        .filter_map(|rank| match failure_of(workers, rank) {
+            Some(exit) if matches!(exit.how, Ending::Code(_)) => Some((exit.at, 1, rank)),
+            Some(exit) => Some((exit.at, 0, rank)),
+            None => Some((complaint_of(workers, rank)?, 2, rank)),
         })
-        // At the same moment a signal comes before an exit code: a kill does not follow from a peer.
+        // At the same moment a signal comes before an exit code: a kill does not follow from a peer. An end comes before a
+        // complaint, which may be about it.
         .min();
     if let Some((at, _, rank)) = first {
         return follow(workers, revoked_for, (rank, at), now, limits);
@@ -146,7 +152,16 @@ pub fn judge(
 }
 
 fn failure_of(workers: &[WorkerState], rank: usize) -> Option<Exit> {
-    workers.get(rank)?.exit.filter(Exit::is_failure)
+    let worker = workers.get(rank).filter(|worker| !worker.is_out)?;
+    worker.exit.filter(Exit::is_failure)
+}
+
+/// Since when a living rank has waited for the next generation because of another one.
+fn complaint_of(workers: &[WorkerState], rank: usize) -> Option<Duration> {
+    let worker = &workers[rank];
+    let is_heard = !worker.is_out && worker.exit.is_none();
+    let since = worker.waits_since.filter(|_| is_heard)?;
+    blamed_by(workers, None, rank).map(|_| since)
 }
 
 /// The rank that `rank` blames, if it is another one of this machine.
@@ -161,7 +176,7 @@ fn blamed_by(workers: &[WorkerState], revoked_for: Option<usize>, rank: usize) -
     );
     own_word
         .or(revoked_for.filter(|_| ended_by_code))
-        .filter(|&blamed| blamed != rank && blamed < workers.len())
+        .filter(|&blamed| blamed != rank && workers.get(blamed).is_some_and(|it| !it.is_out))
 }
 
 /// Follows who blames whom from the first failure to the rank at the end of the chain.
@@ -180,7 +195,11 @@ fn follow(
             None => return sentence(workers, (rank, reported_by), at, now, limits),
         }
     }
-    // Ranks that blame each other: neither is proven right, so the first failure in time stands.
+    // Ranks that blame each other: none is proven right. One that lives and complains may be right about some rank of the
+    // circle; else the first failure in time stands.
+    if complaint_of(workers, first).is_some() {
+        return sentence(workers, (rank, reported_by), at, now, limits);
+    }
     let how = failure_of(workers, first).map_or(Fault::Stalled, |exit| Fault::Ended(exit.how));
     Verdict::Failed {
         rank: first,
@@ -225,7 +244,7 @@ fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option
     let gone = workers.iter().enumerate().filter_map(|(rank, worker)| {
         worker
             .exit
-            .filter(|exit| !exit.excused)
+            .filter(|exit| !exit.excused && !worker.is_out)
             .map(|exit| (exit.at, rank))
     });
     let (gone_at, rank) = gone.min()?;

@@ -13,6 +13,7 @@
 //! - SIGINT, SIGTERM, SIGHUP and SIGQUIT stop the job in an orderly way, a second one at once; SIGUSR1 asks it to stop,
 //!   without a deadline; ranks that look at the job page save and stop in the same step (`stop.rs`);
 //! - after a failure the whole job is started again as often as [`Job::max_restarts`] says (`solo.rs`);
+//! - with [`Recovery::Live`] the ranks that are left go on in place of that, in the same processes (`recovery.rs`);
 //! - with [`Job::cluster`] it is one node's agent of a job on several (`elastic.rs`, `cluster.rs`);
 //! - every rank's output goes to its own files and, as whole lines, to the console, through bounded memory.
 //!
@@ -48,6 +49,7 @@ mod orphans;
 mod output;
 mod plan;
 mod process;
+mod recovery;
 mod report;
 mod round;
 mod signals;
@@ -77,6 +79,7 @@ pub use output::{
     PrefixTemplate, RankFilter, RunFolder, StreamMap,
 };
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
+pub use recovery::{NotARecovery, Recovery};
 pub use report::{AlsoFailed, Failure, FailureKind, Lost, Node, Outcome, RankError};
 pub use stall::{OnStall, StallOptions};
 pub use stop::{HandledSignals, SignalNameError};
@@ -100,7 +103,10 @@ const OUTER_ID_BYTES_MAX: usize = 256;
 /// the job is taken for the job's and ended with it.
 ///
 /// *Errors*: only what keeps a job from starting; then nothing is left running. A job that fails is an [`Outcome`].
-pub fn run(job: Job) -> Result<Outcome, LaunchError> {
+pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
+    if job.recovery == Recovery::None {
+        job.max_restarts = 0;
+    }
     let _only_job = OnlyJob::begin()?;
     let plan = job.plan()?;
     let tls = env::asks_for_tls(&|name| job.variable(name))?;

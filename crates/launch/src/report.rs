@@ -293,6 +293,13 @@ impl Failure {
         format!("{} {what}{why}", self.who())
     }
 
+    /// The same with the time, for a job that goes on.
+    pub(crate) fn incident(&self) -> String {
+        let (what, why) = self.sentence();
+        let seconds = self.after.as_secs_f64();
+        format!("{} {what} after {seconds:.1} s{why}", self.who())
+    }
+
     fn who(&self) -> String {
         let (rank, pid) = (self.rank, self.pid);
         match &self.node {

@@ -103,6 +103,9 @@ pub(crate) fn run(
     let mut output = Output::open(job, job.restart_count + place.restarts)?;
     // Each round has its own page, so that ranks of an older one write to nothing that is still read.
     let page = JobPage::create_memfd(job.nproc)?;
+    if job.recovers_live() {
+        page.set_recovers();
+    }
     let shared = Shared {
         page: &page,
         place,
@@ -140,6 +143,8 @@ pub(crate) fn run(
             started: Some(started),
             ..Seen::default()
         },
+        generation: 0,
+        given_up: None,
     };
     supervisor.run();
     let seen = supervisor.seen;
@@ -154,14 +159,16 @@ pub(crate) fn run(
     // One that hung in the kernel may have ended by now.
     workers.reap(started.elapsed(), launcher.watchdog, |_, _| true);
     let finished = output.finish(launcher.signals);
-    let ends: Vec<_> = (workers.states.iter().enumerate())
+    let members = (workers.states.iter().enumerate()).filter(|(_, state)| !state.is_out);
+    let ends: Vec<_> = members
         .map(|(rank, state)| (state.exit.map(|exit| exit.how), page.slot(rank).stopped()))
         .collect();
     let is_well = (ends.iter()).all(|(how, stopped)| how.is_some_and(|how| is_well(how, *stopped)));
     let failure = seen
         .failure
         .map(|failure| complete(failure, place, &workers, &finished));
-    let mut notes = seen.notes;
+    let mut notes = seen.incidents;
+    notes.extend(seen.notes);
     notes.extend(finished.notes);
     if failure.is_some() {
         notes.extend(memory::note(kills, memory::kills()));
@@ -186,6 +193,7 @@ fn complete(
 ) -> Failure {
     let suffered = |other: &usize| {
         *other != failure.local_rank
+            && !workers.states[*other].is_out
             && !workers.states[*other]
                 .exit
                 .is_some_and(|exit| exit.how.is_success())

@@ -11,7 +11,8 @@ use crate::elastic::messages::How;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
-use crate::report::{Failure, FailureKind};
+use crate::recovery::{self, Next};
+use crate::report::{Failure, FailureKind, count};
 use crate::round::NodePlace;
 use crate::signals::{self, Signals};
 use crate::stall::Monitor;
@@ -42,6 +43,10 @@ pub(crate) struct Supervisor<'a> {
     /// When the stage ends.
     pub(crate) until: Option<Instant>,
     pub(crate) seen: Seen,
+    /// The newest generation of the ranks.
+    pub(crate) generation: u32,
+    /// The failure of a rank that is being killed so that the others can go on, and when it has to have ended.
+    pub(crate) given_up: Option<(Failure, Instant)>,
 }
 
 /// Decides over the round as a whole: the restart budget, or the other nodes.
@@ -67,6 +72,8 @@ pub(crate) struct Seen {
     /// The coordinator has them save first, although the job was not asked to stop.
     pub(crate) is_saved: bool,
     pub(crate) notes: Vec<String>,
+    /// Ranks that were lost while the others went on, one sentence for each generation.
+    pub(crate) incidents: Vec<String>,
     /// When the first rank was started.
     pub(crate) started: Option<Instant>,
 }
@@ -182,7 +189,17 @@ impl Supervisor<'_> {
             self.fail(failure);
             return None;
         }
-        if self.workers.states.iter().all(|state| state.exit.is_none()) {
+        if let Some((failure, until)) = self.given_up.take() {
+            let lives = self.workers.states[failure.local_rank].exit.is_none();
+            if lives && Instant::now() < until {
+                self.given_up = Some((failure, until));
+                return Some(until);
+            }
+            return self.go_on_without(failure, true);
+        }
+        // Ranks that wait for the next generation have not ended; no event announces them.
+        let is_watched = self.job.recovers_live();
+        if !is_watched && self.workers.states.iter().all(|state| state.exit.is_none()) {
             return None;
         }
         self.read_page();
@@ -204,10 +221,68 @@ impl Supervisor<'_> {
                 fault,
                 reported_by,
             } => {
-                self.fail(self.describe(rank, fault, reported_by, now));
+                let failure = self.describe(rank, fault, reported_by, now);
+                self.go_on_without(failure, false)
+            }
+        }
+    }
+
+    /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
+    fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
+        let is_live = self.job.recovers_live()
+            && self.stage == Stage::Running
+            && failure.is_for_good().is_none()
+            && !self.page.is_revoked();
+        let recovers = |rank| self.page.slot(rank).recovers();
+        let states = &self.workers.states;
+        let next = is_live.then(|| recovery::next(states, recovers, failure.local_rank));
+        match next {
+            Some(Ok(Next::GoOn { members, lost })) => {
+                self.publish(failure, &members, lost);
+                Some(Instant::now())
+            }
+            Some(Ok(Next::Kill)) if !was_killed => {
+                self.page.end_generation(self.generation, failure.rank);
+                self.workers.kill(failure.local_rank);
+                let until = Instant::now() + KILLED_ENDS_WITHIN;
+                self.given_up = Some((failure, until));
+                Some(until)
+            }
+            Some(Err(why)) => {
+                self.seen.notes.push(format!("no live recovery: {why}"));
+                self.fail(failure);
+                None
+            }
+            // A process that even SIGKILL does not end could still be heard by the others.
+            Some(Ok(Next::Kill)) | None => {
+                self.fail(failure);
                 None
             }
         }
+    }
+
+    /// Publishes the next generation, and says on standard error why there is one.
+    fn publish(&mut self, failure: Failure, members: &[usize], lost: Vec<usize>) {
+        self.page.end_generation(self.generation, failure.rank);
+        self.generation = self.page.publish_generation(members);
+        let now = self.started.elapsed();
+        let incidents = lost.into_iter().map(|rank| {
+            let how = self.workers.states[rank].exit.map(|exit| exit.how);
+            match how.filter(|_| rank != failure.local_rank) {
+                Some(how) => self.describe(rank, Fault::Ended(how), None, now).incident(),
+                None => failure.incident(),
+            }
+        });
+        let incidents: Vec<String> = incidents.collect();
+        for (rank, state) in self.workers.states.iter_mut().enumerate() {
+            state.is_out |= !members.contains(&rank);
+            state.waits_since = None;
+        }
+        let verb = if members.len() == 1 { "goes" } else { "go" };
+        let left = count(members.len(), "rank");
+        let incident = format!("{}; {left} {verb} on", incidents.join("; "));
+        eprintln!("{incident}");
+        self.seen.incidents.push(incident);
     }
 
     /// Tells the ranks and keeps the failure for the report.
@@ -243,9 +318,12 @@ impl Supervisor<'_> {
         let now = self.started.elapsed();
         for rank in 0..self.workers.states.len() {
             let (slot, pid) = (self.page.slot(rank), self.workers.pid(rank));
-            let blames = slot.victim_of().and_then(|rank| self.local(rank));
+            let blames = slot.victim_in(self.generation);
+            let blames = blames.and_then(|rank| self.local(rank));
+            let waits = slot.awaits() == Some(self.generation);
             let state = &mut self.workers.states[rank];
             state.blames = blames;
+            state.waits_since = waits.then(|| state.waits_since.unwrap_or(now));
             state.in_collective_since = slot
                 .activity()
                 // Looking for the others needs all of them, as a collective does.
@@ -274,7 +352,7 @@ impl Supervisor<'_> {
             },
         };
         let slot = self.page.slot(rank);
-        let word = slot.victim_of();
+        let word = slot.victim_in(self.generation);
         Failure {
             rank: self.place.first_rank + rank,
             local_rank: rank,

@@ -162,6 +162,13 @@ impl Workers {
         }
     }
 
+    /// Kills a rank and what it has started.
+    pub(crate) fn kill(&self, rank: usize) {
+        if self.states[rank].exit.is_none() {
+            self.processes[rank].signal_group(Signal::KILL);
+        }
+    }
+
     fn tell(&self, local_rank: usize, is_running: bool) {
         if let Some(watch) = &self.watch {
             watch.tell(RankEvent {

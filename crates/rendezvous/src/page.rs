@@ -1,4 +1,5 @@
-//! The job page: shared memory in which each local rank reports its activity, and any process can declare the job over.
+//! The job page: shared memory in which each local rank reports its activity, any process can declare the job over, and the
+//! launcher says which ranks go on after others are lost.
 //!
 //! ```text
 //! byte    0  header, 1280 bytes                          byte 1280 + 256 * r  slot of local rank r
@@ -8,13 +9,17 @@
 //!        16  size of it all    u64                          24  phase       u32  0 = none
 //!        64  revoked (futex)   u32  0 no, 1 being           28  operation   u32  code + 1, 0 = none
 //!                                   written, 2 yes          32  bucket      u32  index + 1, 0 = none
-//!       128  stop signal       i32  0 = none                36  victim of   u32  rank + 1, 0 = none
-//!       192  culprit           u32  rank + 1, 0 = none      40  pid         u32  0 = none
-//!       196  bytes of text     u32                          44  rank        u32  rank + 1, 0 = none
-//!       200  text, 1000 bytes                               48  polls stop  u32  0 no, 1 yes
-//!                                                           52  stopped by  i32  signal, 0 = not stopped
-//!                                                           56  stopped at  u64  steps done
-//!                                                           64  misconfigured  u32  0 no, 1 yes
+//!        68  generation        u32  the newest              36  awaits      u32  failed generation + 1, 0 = none
+//!        72  ended below       u32  generations that        40  pid         u32  0 = none
+//!                                   are over                44  rank        u32  rank + 1, 0 = none
+//!        76  because of        u32  rank + 1                48  polls stop  u32  0 no, 1 yes
+//!        80  changes (futex)   u32  of 64 to 76             52  stopped by  i32  signal, 0 = not stopped
+//!        84  recovers          u32  0 no, 1 yes             56  stopped at  u64  steps done
+//!       128  stop signal       i32  0 = none                64  misconfigured  u32  0 no, 1 yes
+//!       192  culprit           u32  rank + 1, 0 = none      68  recovers    u32  0 no, 1 yes
+//!       196  bytes of text     u32                          72  in generation  u32, and there
+//!       200  text, 1000 bytes                               76  victim of   u32  rank + 1, 0 = none
+//!                                                           80  member of   u32  the newest generation; 0 has all
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
@@ -25,6 +30,7 @@
 
 mod activity;
 mod error;
+mod generation;
 mod layout;
 mod running;
 
@@ -43,6 +49,7 @@ use crate::stop::StopSignal;
 
 pub use self::activity::{Activity, OpActivity, Phase, op, op_name};
 pub use self::error::PageError;
+pub use self::generation::Generation;
 pub use self::layout::REVOCATION_TEXT_BYTES_MAX;
 pub use self::running::{Running, RunningJob, RunningRank};
 
@@ -243,7 +250,7 @@ impl JobPage {
     /// Wakes all that sleep on [`JobPage::revoked_word`], even if another caller was first: that one may have died before
     /// its wake.
     pub fn revoke(&self, cause: &Revocation) -> bool {
-        let header = self.0.header();
+        let header = self.header();
         let first = header
             .revoked
             .compare_exchange(
@@ -259,6 +266,7 @@ impl JobPage {
             header.revoked.store(REVOKED, Ordering::Release);
         }
         os::futex_wake_all(&header.revoked);
+        self.changed();
         first
     }
 
@@ -285,7 +293,7 @@ impl JobPage {
                         "the job was revoked by a process that died before it could say why".into();
                     return Some(Revocation { rank: None, text });
                 }
-                _ => return Some(self.0.header().read_cause()),
+                _ => return Some(self.header().read_cause()),
             }
         }
     }
@@ -294,7 +302,7 @@ impl JobPage {
     ///
     /// Wait on it with a timeout: a revoker may be killed between its store and its wake.
     pub fn revoked_word(&self) -> &AtomicU32 {
-        &self.0.header().revoked
+        &self.header().revoked
     }
 
     /// Sleeps until the job is revoked or `timeout` is over; says whether it is revoked.
@@ -314,12 +322,16 @@ impl JobPage {
 
     /// Asks all ranks to save and leave at the next step boundary, because of `signal`. A later request replaces it.
     pub fn request_stop(&self, signal: i32) {
-        self.0.header().stop_signal.store(signal, Ordering::Relaxed);
+        self.header().stop_signal.store(signal, Ordering::Relaxed);
     }
 
     /// The signal because of which the ranks were asked to stop.
     pub fn stop_requested(&self) -> Option<i32> {
-        Some(self.0.header().stop_signal.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+        Some(self.header().stop_signal.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+    }
+
+    fn header(&self) -> &Header {
+        self.0.header()
     }
 
     fn initialised(memory: MmapRaw, slots: usize, fd: Option<OwnedFd>) -> Self {
@@ -411,16 +423,27 @@ impl Slot {
         ))
     }
 
-    /// Says that this rank fails because of global rank `culprit`, so that the launcher does not report it as the cause.
-    pub fn set_victim_of(&self, culprit: usize) {
-        self.raw()
-            .victim_of
-            .store(layout::encode(Some(culprit)), Ordering::Release);
+    /// Its number on the page: the local rank that its process was started with.
+    pub fn index(&self) -> usize {
+        self.index
     }
 
-    /// The global rank that this rank blames.
+    /// Says that this rank fails in this generation because of global rank `culprit`, so that the launcher does not report
+    /// it as the cause. The rank's number is that of its first generation.
+    pub fn set_victim_of(&self, culprit: usize, generation: u32) {
+        let blame = layout::tagged(Some(culprit), generation);
+        self.raw().blame.store(blame, Ordering::Release);
+    }
+
+    /// The global rank that this rank blames, in whatever generation.
     pub fn victim_of(&self) -> Option<usize> {
-        layout::decode(self.raw().victim_of.load(Ordering::Acquire))
+        layout::untagged(self.raw().blame.load(Ordering::Acquire)).0
+    }
+
+    /// The global rank that this rank blames for the failure of this generation.
+    pub fn victim_in(&self, generation: u32) -> Option<usize> {
+        let (culprit, of) = layout::untagged(self.raw().blame.load(Ordering::Acquire));
+        culprit.filter(|_| of == generation)
     }
 
     /// Says that this rank polls [`JobPage::stop_requested`] at every step boundary, so it needs no signal.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::Args;
+use paceline_launch::{NotARecovery, Recovery};
 use paceline_rendezvous::nodes::{self, NODES_MAX};
 
 use crate::flags::whole;
@@ -56,6 +57,11 @@ pub struct NodesArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u64::from(u32::MAX)), default_value = "0")]
     #[arg(help_heading = "Failures")]
     pub max_restarts: u32,
+    /// When ranks are lost: live has the others go on, if the program can (on one node; else as restart), restart starts all
+    /// again up to --max-restarts times, none ends the job
+    #[arg(long, value_name = "HOW", value_parser = recovery, default_value = "restart")]
+    #[arg(help_heading = "Failures")]
+    pub recovery: Recovery,
     /// Role of the ranks, ROLE_NAME
     #[arg(long, value_name = "NAME", default_value = "default")]
     #[arg(help_heading = "Ranks")]
@@ -122,10 +128,16 @@ impl Default for NodesArgs {
             id: "none".to_owned(),
             conf: Conf::default(),
             max_restarts: 0,
+            recovery: Recovery::default(),
             local_addr: None,
             role: "default".to_owned(),
         }
     }
+}
+
+fn recovery(text: &str) -> Result<Recovery, String> {
+    text.parse()
+        .map_err(|error: NotARecovery| error.to_string())
 }
 
 /// As it is written on the command line.

@@ -11,7 +11,7 @@ use super::notice::Behind;
 use super::reach::{Obstacle, Reach, proven};
 use super::record::{END_TIMEOUT, Record, hosts, shared_slot};
 use super::swap::{Swap, lost};
-use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, P2P, peers};
+use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, P2P};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, segment_bytes};
@@ -237,11 +237,11 @@ impl Forming<'_> {
         let (page, peers) = match made.or(received).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
                 let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
-                (page, peers(records, slot))
+                (page, self.peers(records, slot))
             }
             _ => (
                 self.page.clone(),
-                peers(records, |peer| shared_slot(me, peer)),
+                self.peers(records, |peer| shared_slot(me, peer)),
             ),
         };
         Ok(Shared {
@@ -309,6 +309,7 @@ impl Prepared<'_> {
 impl Shared {
     fn engine(&self, me: &Record, cores: usize, streams: Option<Streams>) -> Engine {
         let team = Team::new(me.rank, me.world, self.team.clone(), self.segments.clone());
+        self.status.add_waiters(team.waiters());
         Engine::new(
             me.rank,
             Some(team.on(cores)),

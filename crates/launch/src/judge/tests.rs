@@ -53,7 +53,7 @@ fn ms(text: &str) -> Duration {
 }
 
 /// One worker in words: `run`, `exit 7 @10`, `signal 9 @10`, then any of `blames 1`, `excused`,
-/// `collective @5`, `stopped`.
+/// `collective @5`, `stopped`, `waits @5` for the next generation, `out` of the newest one.
 fn worker(text: &str) -> WorkerState {
     let mut state = WorkerState::default();
     let mut how = None;
@@ -74,6 +74,8 @@ fn worker(text: &str) -> WorkerState {
                 state.in_collective_since = Some(ms(argument().trim_start_matches('@')))
             }
             "stopped" => state.stopped = true,
+            "waits" => state.waits_since = Some(ms(argument().trim_start_matches('@'))),
+            "out" => state.is_out = true,
             "excused" => {
                 state
                     .exit
@@ -247,4 +249,44 @@ fn a_rank_that_is_gone_while_another_waits_in_a_collective_left_early() {
     );
     check("exit 0 @100 | run collective @50 stopped", 9_000, "running");
     check("run | run collective @50", 9_000, "running");
+}
+
+#[test]
+fn a_rank_that_waits_for_the_next_generation_speaks_for_the_one_it_blames() {
+    let waits = "run waits @100 blames 1 | run | run waits @150 blames 1";
+    check(
+        waits,
+        200,
+        "waiting until 1100 ms for rank 1, which is blamed, to end",
+    );
+    check(waits, 1100, "rank 1 stalled, says rank 0");
+    check(
+        "run waits @100 blames 1 | signal 9 @100 | run",
+        101,
+        "rank 1 was killed by signal 9",
+    );
+    check("run waits @100 | run", 5_000, "running");
+    // Rank 0 is not one of those that blame each other.
+    check(
+        "run waits @100 blames 1 | run waits @150 blames 2 | run waits @160 blames 1",
+        1100,
+        "rank 1 stalled, says rank 2",
+    );
+}
+
+#[test]
+fn what_a_rank_does_after_the_others_went_on_without_it_is_no_failure() {
+    check("run | signal 9 @10 out", 20, "running");
+    check("run collective @10 | exit 0 @10 out", 9_000, "running");
+    check("exit 0 @30 | signal 9 @10 out", 40, "finished");
+    check(
+        "exit 1 @30 blames 1 | signal 9 @10 out",
+        40,
+        "rank 0 exited with code 1",
+    );
+    check(
+        "run waits @30 blames 1 | signal 9 @10 out",
+        9_000,
+        "running",
+    );
 }

@@ -178,7 +178,7 @@ fn obey(word: &str, words: &[String], page: &JobPage, own: usize) -> Option<u8> 
                 }),
             );
         }
-        "blame" => page.slot(own).set_victim_of(number()),
+        "blame" => page.slot(own).set_victim_of(number(), 0),
         "revoke" => {
             page.revoke(&Revocation {
                 rank: Some(number()),

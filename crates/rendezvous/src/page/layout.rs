@@ -6,7 +6,7 @@ use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
@@ -20,7 +20,12 @@ pub(super) struct Header {
     bytes: AtomicU64,
     _identity_line: [u8; 40],
     pub(super) revoked: AtomicU32,
-    _revoked_line: [u8; 60],
+    pub(super) generation: AtomicU32,
+    /// The bound and the culprit, [`tagged`].
+    pub(super) ended: AtomicU64,
+    pub(super) changes: AtomicU32,
+    pub(super) recovers: AtomicU32,
+    _revoked_line: [u8; 40],
     pub(super) stop_signal: AtomicI32,
     _stop_line: [u8; 60],
     culprit: AtomicU32,
@@ -37,28 +42,36 @@ pub(super) struct RawSlot {
     phase: AtomicU32,
     operation: AtomicU32,
     bucket: AtomicU32,
-    pub(super) victim_of: AtomicU32,
+    pub(super) awaits: AtomicU32,
     pub(super) pid: AtomicU32,
     pub(super) rank: AtomicU32,
     pub(super) polls_stop: AtomicU32,
     pub(super) stopped_by: AtomicI32,
     pub(super) stopped_at: AtomicU64,
     pub(super) misconfigured: AtomicU32,
-    _rest: [u8; 188],
+    pub(super) recovers: AtomicU32,
+    /// The generation and the culprit, [`tagged`].
+    pub(super) blame: AtomicU64,
+    pub(super) member_of: AtomicU32,
+    _rest: [u8; 172],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
 const _: () = {
     assert!(size_of::<Header>() == 1280 && size_of::<RawSlot>() == 256);
     assert!(std::mem::offset_of!(Header, revoked) == 64);
+    assert!(std::mem::offset_of!(Header, ended) == 72);
+    assert!(std::mem::offset_of!(Header, recovers) == 84);
     assert!(std::mem::offset_of!(Header, stop_signal) == 128);
     assert!(std::mem::offset_of!(Header, culprit) == 192);
     assert!(std::mem::offset_of!(Header, text) == 200);
     assert!(std::mem::offset_of!(RawSlot, since_ns) == 16);
-    assert!(std::mem::offset_of!(RawSlot, victim_of) == 36);
+    assert!(std::mem::offset_of!(RawSlot, awaits) == 36);
     assert!(std::mem::offset_of!(RawSlot, rank) == 44);
     assert!(std::mem::offset_of!(RawSlot, stopped_at) == 56);
     assert!(std::mem::offset_of!(RawSlot, misconfigured) == 64);
+    assert!(std::mem::offset_of!(RawSlot, blame) == 72);
+    assert!(std::mem::offset_of!(RawSlot, member_of) == 80);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -173,6 +186,15 @@ pub(super) fn decode(word: u32) -> Option<usize> {
     word.checked_sub(1).map(|rank| rank as usize)
 }
 
+/// A rank and the number of a generation in one word, so that no reader sees one without the other.
+pub(super) fn tagged(rank: Option<usize>, generation: u32) -> u64 {
+    u64::from(encode(rank)) << 32 | u64::from(generation)
+}
+
+pub(super) fn untagged(word: u64) -> (Option<usize>, u32) {
+    (decode((word >> 32) as u32), word as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,12 +214,14 @@ mod tests {
                 &self.phase,
                 &self.operation,
                 &self.bucket,
-                &self.victim_of,
+                &self.awaits,
                 &self.pid,
                 &self.rank,
+                &self.member_of,
             ] {
                 word.store(u32::MAX, Relaxed);
             }
+            self.blame.store(u64::MAX, Relaxed);
         }
     }
 }

@@ -29,7 +29,7 @@ fn a_slot_tells_what_its_rank_is_doing_and_since_when() {
     assert!(slot.activity().is_none());
     slot.set_pid(4711);
     slot.set_rank(0);
-    slot.set_victim_of(7);
+    slot.set_victim_of(7, 0);
     slot.set_activity(&activity(812));
     assert_eq!(
         (slot.pid(), slot.rank(), slot.victim_of()),

@@ -92,6 +92,7 @@ pub(super) fn status(rank: usize, world: usize) -> Status {
         host: "b".into(),
         pid: 7,
         slot: None,
+        started: rank,
     };
     Status::new(rank, vec![peer; world], page, slot)
 }
