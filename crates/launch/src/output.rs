@@ -16,6 +16,7 @@ mod tail;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -147,6 +148,7 @@ impl Output {
             shared: Arc::new(reader::Shared {
                 notes: Mutex::default(),
                 filtered,
+                first: AtomicUsize::new(0),
             }),
             to_console,
             batches: Some(batches),
@@ -176,9 +178,13 @@ impl Output {
         };
         let prefix = formatter.prefix(&[env.rank], &[local_rank]);
         if let Some(batches) = self.batches.take() {
-            let shown = (0..self.logs.len())
-                .filter(|rank| self.shows(*rank).is_any())
-                .count();
+            let shown = match self.console {
+                job::Console::RankZeroRaw => 1,
+                job::Console::Prefixed => {
+                    let ranks = 0..self.logs.len();
+                    ranks.filter(|rank| self.shows(*rank).is_any()).count()
+                }
+            };
             let console = Console::new(formatter, shown, Arc::clone(&self.newest));
             self.spawn("paceline/console".to_owned(), move || console.run(&batches))?;
         }
@@ -213,13 +219,17 @@ impl Output {
         &self.traffic
     }
 
+    /// A console that shows one rank only shows this local rank from now on, because those before it are lost.
+    pub(crate) fn show_first(&self, local_rank: usize) {
+        self.shared.first.store(local_rank, Ordering::Release);
+    }
+
     fn shows(&self, local_rank: usize) -> Shows {
         match (self.console, local_rank) {
             (job::Console::Prefixed, _) => {
                 Shows::Lines(Stream::BOTH.map(|stream| self.options.shows(local_rank, stream)))
             }
-            (job::Console::RankZeroRaw, 0) => Shows::Raw,
-            (job::Console::RankZeroRaw, _) => Shows::Lines([false; 2]),
+            (job::Console::RankZeroRaw, _) => Shows::Raw,
         }
     }
 

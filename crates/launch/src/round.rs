@@ -134,6 +134,7 @@ pub(crate) fn run(
         watchdog: launcher.watchdog,
         orphans: launcher.orphans,
         stalls: &stalls,
+        output: &output,
         place,
         coordinator,
         started,

@@ -11,6 +11,7 @@ use crate::elastic::messages::How;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
+use crate::output::Output;
 use crate::recovery::{self, Next};
 use crate::report::{Failure, FailureKind, count};
 use crate::round::NodePlace;
@@ -36,6 +37,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
     pub(crate) stalls: &'a Monitor,
+    pub(crate) output: &'a Output,
     pub(crate) place: &'a NodePlace,
     pub(crate) coordinator: &'a mut dyn Coordinator,
     pub(crate) started: Instant,
@@ -264,6 +266,9 @@ impl Supervisor<'_> {
     /// Publishes the next generation, and says on standard error why there is one.
     fn publish(&mut self, failure: Failure, members: &[usize], lost: Vec<usize>) {
         self.page.end_generation(self.generation, failure.rank);
+        if let Some(first) = members.first() {
+            self.output.show_first(*first);
+        }
         self.generation = self.page.publish_generation(members);
         let now = self.started.elapsed();
         let incidents = lost.into_iter().map(|rank| {

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -33,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) notes: Mutex<Vec<String>>,
     /// The filter of each stream, and the file for the lines that it takes.
     pub(crate) filtered: [Option<(LineFilter, Mutex<Option<LogFile>>)>; 2],
+    /// The first local rank that is left: the only one that the console shows with [`Shows::Raw`].
+    pub(crate) first: AtomicUsize,
 }
 
 /// How much a rank prints, which tells whether it makes progress.
@@ -66,7 +68,7 @@ pub(crate) struct Reader {
 pub(crate) enum Shows {
     /// The lines of these streams.
     Lines([bool; 2]),
-    /// All bytes, as they come.
+    /// All bytes, as they come, of the first rank that is left.
     Raw,
 }
 
@@ -170,6 +172,8 @@ impl Reader {
     fn take(&mut self, stream: Stream, bytes: Option<&[u8]>) {
         let shows = match self.shows {
             Shows::Lines(shows) => shows[stream as usize],
+            // A lost rank's last bytes are still shown.
+            Shows::Raw if self.local_rank > self.shared.first.load(Ordering::Acquire) => false,
             Shows::Raw => {
                 self.send(stream, Content::Raw(bytes.unwrap_or_default().to_vec()));
                 false
