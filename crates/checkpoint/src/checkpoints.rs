@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use burn::module::Module;
 use burn::tensor::{Bytes, TensorData};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::Ddp;
 use paceline_ddp::sampler::StepPlan;
+use paceline_ddp::{Ddp, Recovery};
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
@@ -19,7 +19,7 @@ use crate::checkpoint::{Checkpoint, write_tensors};
 use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::folder::Writing;
-use crate::ledger::{self, Ledger};
+use crate::ledger::{self, Committed, Ledger};
 use crate::saved::Saved;
 
 /// Number of checkpoints kept by default.
@@ -89,9 +89,11 @@ pub struct Checkpoints {
     writing: Option<JoinHandle<Result<(), CheckpointError>>>,
     /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
     ledger: Option<Ledger>,
+    /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
+    unwritten: Vec<Committed>,
     opened: SystemTime,
     /// The lock on the folder; on rank 0 only.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 impl Checkpoints {
@@ -108,8 +110,9 @@ impl Checkpoints {
             metadata: BTreeMap::new(),
             writing: None,
             ledger: None,
+            unwritten: Vec::new(),
             opened: SystemTime::now(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -145,16 +148,53 @@ impl Checkpoints {
         Ok(saved)
     }
 
-    /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it once the optimizer's step is applied, and
-    /// before [`save`](Self::save). All ranks may call it; rank 0 writes.
+    /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it on all ranks once the optimizer's step is
+    /// applied, and before [`save`](Self::save). Rank 0 writes; with live recovery the other ranks keep what it may not have written.
     ///
     /// *Cost*: no message; a checksum of the indices and one line appended to a file.
     ///
     /// *Errors*: the ledger cannot be written, or was damaged before.
     pub fn record(&mut self, ddp: &Ddp, plan: &StepPlan) -> Result<(), CheckpointError> {
-        if self.group.rank() != 0 {
+        self.follow(ddp)?;
+        if self.group.rank() == 0 {
+            let committed = Committed::new(&self.group, ddp, plan);
+            return self.append(&committed, |_| true);
+        }
+        if ddp.recovery() == Recovery::Live {
+            let committed = Committed::new(&self.group, ddp, plan);
+            // Rank 0 has taken part in this step, so it has written all steps before it, unless it is a new one.
+            let last = self.unwritten.last();
+            if last.is_some_and(|last| last.generation() == committed.generation()) {
+                self.unwritten.clear();
+            }
+            self.unwritten.push(committed);
+        }
+        Ok(())
+    }
+
+    /// Goes on with the ranks that are left if some were lost. The new rank 0 locks the folder and continues the ledger.
+    fn follow(&mut self, ddp: &Ddp) -> Result<(), CheckpointError> {
+        // Along a mesh, the replicas are fewer than the job's ranks, but of the same generation.
+        if ddp.group().generation() == self.group.generation() {
             return Ok(());
         }
+        self.group = ddp.group().clone();
+        if self.group.rank() > 0 || self.lock.is_some() {
+            return Ok(());
+        }
+        self.lock = Some(lock(&self.folder)?);
+        for committed in std::mem::take(&mut self.unwritten) {
+            self.append(&committed, |ledger| ledger.lacks(&committed))?;
+        }
+        Ok(())
+    }
+
+    /// Appends to the ledger, if `is_needed`.
+    fn append(
+        &mut self,
+        committed: &Committed,
+        is_needed: impl FnOnce(&Ledger) -> bool,
+    ) -> Result<(), CheckpointError> {
         let failed = |action| {
             let path = ledger::path(&self.folder);
             move |source| CheckpointError::Ledger {
@@ -170,8 +210,10 @@ impl Checkpoints {
                 none.insert(opened.map_err(failed("continue"))?)
             }
         };
-        let recorded = ledger.record(&self.group, ddp, plan);
-        recorded.map_err(failed("write"))
+        match is_needed(ledger) {
+            true => ledger.record(committed).map_err(failed("write")),
+            false => Ok(()),
+        }
     }
 
     /// Saves the state after the last step. If every rank has all of it, rank 0 copies it and writes it in the background; the others
@@ -189,6 +231,7 @@ impl Checkpoints {
         ddp: &Ddp,
         checkpoint: Checkpoint<'_, M>,
     ) -> Result<(), CheckpointError> {
+        self.follow(ddp)?;
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
         let is_root = self.group.rank() == 0;

@@ -60,18 +60,62 @@ pub(crate) struct Ledger {
     previous: Hash,
     dropped_bytes: u64,
     began: SystemTime,
+    /// The last step that a process of this job recorded before this one opened the file; 0 if there is none.
+    step: u64,
+    /// Whether there is one.
+    is_taken_over: bool,
     /// What the last `begin` said; `None` until this process has written one.
     terms: Option<Terms>,
 }
 
 /// What all steps after a `begin` have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Terms {
     seed: u64,
     layout: BatchLayout,
     generation: u64,
     world: usize,
-    replicas: usize,
+    owners: Vec<(usize, usize)>,
+}
+
+/// A step that is done, to be recorded.
+#[derive(Debug)]
+pub(crate) struct Committed {
+    terms: Terms,
+    step: Step,
+}
+
+impl Committed {
+    /// The step of `plan`, which `ddp` has just done as part of the job `group`.
+    pub(crate) fn new(group: &ProcessGroup, ddp: &Ddp, plan: &StepPlan) -> Self {
+        let replicas = ddp.group();
+        let generation = replicas.generation();
+        let first_shard = |replica| ddp.tree().range(replica).start;
+        let owners = (0..replicas.world()).map(|at| (replicas.global_rank(at), first_shard(at)));
+        let range = plan.range();
+        Self {
+            terms: Terms {
+                seed: plan.after.seed,
+                layout: plan.after.layout,
+                generation,
+                world: group.world(),
+                owners: owners.collect(),
+            },
+            step: Step {
+                step: ddp.next_step(),
+                epoch: plan.epoch,
+                from: range.start,
+                to: range.end,
+                indices: Hash::of_indices(&plan.shards),
+                generation,
+                skipped: ddp.has_skipped(),
+            },
+        }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.step.generation
+    }
 }
 
 impl Ledger {
@@ -82,6 +126,12 @@ impl Ledger {
         let mut file = options.open(path(folder))?;
         let len = file.seek(SeekFrom::End(0))?;
         let last = last_record(&mut file, len)?;
+        // This process became rank 0 while it ran.
+        let is_taken_over = matches!(&last, Some((_, entry, _)) if entry.at_ms >= millis(began));
+        let step = match &last {
+            Some((_, entry, _)) if is_taken_over => entry.record.step(),
+            _ => 0,
+        };
         let (end, next, name, previous) = match last {
             Some((end, entry, sum)) => (end, entry.n + 1, entry.ledger, sum),
             None => (0, 0, Hash::random(), Hash::default()),
@@ -96,31 +146,23 @@ impl Ledger {
             previous,
             dropped_bytes: len - end,
             began,
+            step,
+            is_taken_over,
             terms: None,
         })
     }
 
-    /// Appends the step of `plan`, which `ddp` has just done as part of the job `group`.
-    pub(crate) fn record(
-        &mut self,
-        group: &ProcessGroup,
-        ddp: &Ddp,
-        plan: &StepPlan,
-    ) -> io::Result<()> {
-        let replicas = ddp.group();
-        let terms = Terms {
-            seed: plan.after.seed,
-            layout: plan.after.layout,
-            generation: replicas.generation(),
-            world: group.world(),
-            replicas: replicas.world(),
-        };
-        let step = ddp.next_step();
-        if self.terms != Some(terms) {
+    /// Whether the process that wrote before this one has not recorded this step.
+    pub(crate) fn lacks(&self, committed: &Committed) -> bool {
+        committed.step.step > self.step
+    }
+
+    /// Appends a step.
+    pub(crate) fn record(&mut self, committed: &Committed) -> io::Result<()> {
+        let Committed { terms, .. } = committed;
+        if self.terms.as_ref() != Some(terms) {
             // A rank that became rank 0 goes on with the ledger of another process.
-            let is_first = self.terms.is_none() && terms.generation == 0;
-            let first_shard = |replica| ddp.tree().range(replica).start;
-            let owners = (0..terms.replicas).map(|at| (replicas.global_rank(at), first_shard(at)));
+            let is_first = self.terms.is_none() && !self.is_taken_over && terms.generation == 0;
             let begin = Begin {
                 version: VERSION,
                 cause: match (is_first, self.next) {
@@ -128,12 +170,12 @@ impl Ledger {
                     (true, 0) => Cause::Start,
                     (true, _) => Cause::Resume,
                 },
-                step: step.saturating_sub(1),
+                step: committed.step.step.saturating_sub(1),
                 seed: terms.seed,
                 layout: terms.layout,
                 generation: terms.generation,
                 world: terms.world,
-                owners: owners.collect(),
+                owners: terms.owners.clone(),
                 dropped_bytes: std::mem::take(&mut self.dropped_bytes),
             };
             let at = if is_first {
@@ -142,28 +184,17 @@ impl Ledger {
                 SystemTime::now()
             };
             self.append(at, Record::Begin(begin))?;
-            self.terms = Some(terms);
+            self.terms = Some(terms.clone());
         }
-        let range = plan.range();
-        let step = Step {
-            step,
-            epoch: plan.epoch,
-            from: range.start,
-            to: range.end,
-            indices: Hash::of_indices(&plan.shards),
-            generation: terms.generation,
-            skipped: ddp.has_skipped(),
-        };
-        self.append(SystemTime::now(), Record::Step(step))
+        self.append(SystemTime::now(), Record::Step(committed.step))
     }
 
     fn append(&mut self, at: SystemTime, record: Record) -> io::Result<()> {
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
         let entry = Entry {
             n: self.next,
             ledger: self.name,
             previous: self.previous,
-            at_ms: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
+            at_ms: millis(at),
             record,
         };
         let (line, sum) = entry.encode();
@@ -177,6 +208,11 @@ impl Ledger {
     pub(crate) fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
+}
+
+fn millis(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The last record of a file of `len` bytes, and where it ends; `None` if the file has no whole line.

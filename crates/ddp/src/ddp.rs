@@ -290,8 +290,11 @@ impl Ddp {
             device,
             options,
         };
-        if ddp.is_live() {
-            ddp.group.declare_recovery();
+        if ddp.is_live() && !ddp.group.declare_recovery() && ddp.group.world() > 1 {
+            paceline_rendezvous::notice!(
+                WARN,
+                "a lost rank ends the job: its launcher does not recover live (--recovery live)"
+            );
         }
         Ok((ddp, model))
     }
@@ -347,6 +350,11 @@ impl Ddp {
     /// Number of the next step.
     pub fn next_step(&self) -> u64 {
         self.step
+    }
+
+    /// What happens when a rank is lost, see [`DdpOptions::recovery`].
+    pub fn recovery(&self) -> Recovery {
+        self.options.recovery
     }
 
     /// Whether the last step changed nothing because the scaler found an infinity or NaN, see [`Reduced::skipped`].

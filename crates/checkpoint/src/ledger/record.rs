@@ -124,6 +124,16 @@ pub(super) enum Record {
     Step(Step),
 }
 
+impl Record {
+    /// Steps done.
+    pub(super) fn step(&self) -> u64 {
+        match self {
+            Self::Begin(begin) => begin.step,
+            Self::Step(step) => step.step,
+        }
+    }
+}
+
 /// A record in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {

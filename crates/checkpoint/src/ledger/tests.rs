@@ -484,6 +484,56 @@ fn a_torn_last_line_is_told_and_the_next_process_removes_it() {
 }
 
 #[test]
+fn a_rank_that_becomes_the_first_records_what_the_lost_ones_had_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plans: Vec<StepPlan> = batches(7).take(4).collect();
+    let committed = |step: u64, generation| {
+        let plan = &plans[step as usize - 1];
+        let begin = begin_of(step - 1, 3, &batches(7));
+        Committed {
+            terms: Terms {
+                seed: begin.seed,
+                layout: begin.layout,
+                generation,
+                world: 3 - generation as usize,
+                owners: vec![(generation as usize, 0)],
+            },
+            step: Step {
+                generation,
+                ..step_of(step, plan)
+            },
+        }
+    };
+    let open = || Ledger::open(folder.path(), UNIX_EPOCH).expect("open");
+    let mut first = open();
+    for step in 1..=3 {
+        first.record(&committed(step, 0)).expect("written");
+    }
+    // The next rank 0 was lost before it recorded step 4.
+    let mut last = open();
+    for unwritten in [committed(3, 0), committed(4, 1)] {
+        assert_eq!(last.lacks(&unwritten), unwritten.step.step == 4);
+        if last.lacks(&unwritten) {
+            last.record(&unwritten).expect("written");
+        }
+    }
+    // It repeats a step that only the lost rank had completed.
+    last.record(&committed(4, 2)).expect("written");
+    let whole = audit(folder.path()).expect("readable");
+    assert_eq!((whole.faults.as_slice(), whole.steps), (&[][..], 4));
+    let begins = whole.attempts.iter().map(|attempt| &attempt.begin);
+    let begins: Vec<_> = begins.map(|b| (b.cause, b.step, b.generation)).collect();
+    assert_eq!(
+        begins,
+        [
+            (Cause::Start, 0, 0),
+            (Cause::Change, 3, 1),
+            (Cause::Change, 3, 2),
+        ]
+    );
+}
+
+#[test]
 fn a_ledger_whose_last_record_is_damaged_is_not_continued() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut text = one_epoch().lines.concat();

@@ -92,8 +92,8 @@ pub struct DdpOptions {
     /// closure again, for other shards. Operations of the program's own on the group need
     /// [`Ddp::with_recovery`](crate::Ddp::with_recovery).
     ///
-    /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`. The
-    /// launcher's part is missing yet: a loss still ends the step, with a warning that says so.
+    /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
+    /// node and under a launcher with `--recovery live`. Otherwise a loss ends the step.
     pub recovery: Recovery,
 }
 

@@ -19,6 +19,7 @@ use super::{DdpStrategy, worker_failures};
 use crate::comm_hook::CommHook;
 use crate::ddp::{Ddp, DdpOptions};
 use crate::error::DdpError;
+use crate::recovery::Recovery;
 
 /// Sums reduced with the gradients of each step, so that the end of an epoch needs no extra operation.
 enum Sum {
@@ -88,6 +89,11 @@ impl<'a, M: LearnerModel> Run<'a, M> {
         if let hook @ CommHook::LocalSgd(_) = options.comm_hook {
             let what = "burn-train's learner, which cannot average the weights";
             return Err(DdpError::CommHook { hook, what });
+        }
+        if options.recovery == Recovery::Live {
+            let what =
+                "burn-train's learner, whose own operations between ranks cannot be repeated";
+            return Err(DdpError::Recovery { what });
         }
         let (ddp, model) = Ddp::new(strategy.group.clone(), learner.model(), options)?;
         if ddp.group().world() > 1 {
