@@ -63,8 +63,9 @@ pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
     Backend, BucketCaps, CommHook, CommHookParseError, Ddp, DdpError, DdpOptions, DdpState,
     GradScaler, GradScalerOptions, GradScalerState, LocalSgdOptions, NORMS, OuterOptimizer,
-    PowerSgdOptions, Precision, Reduced, Reduction, SHARDS_DEFAULT, ShardStep, SyncBatchNorm,
-    ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline, weights,
+    PowerSgdOptions, Precision, Recovery, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
+    SyncBatchNorm, ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline,
+    weights,
 };
 pub use paceline_rendezvous::stop::StopSignal;
 

@@ -208,6 +208,18 @@ pub enum Switch {
     On,
 }
 
+/// What happens to a job that loses a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recovery {
+    /// The other ranks go on, and end with the same weights.
+    Live,
+    /// All ranks start again from the newest checkpoint, as often as `max_restarts` says.
+    Restart,
+    /// The job ends.
+    None,
+}
+
 /// The built-in tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

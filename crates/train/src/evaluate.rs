@@ -49,7 +49,7 @@ impl Sums {
 ///
 /// *Blocks*: until all ranks have evaluated their part.
 pub(crate) fn evaluate<T: TrainTask>(
-    ddp: &Ddp,
+    ddp: &mut Ddp,
     task: &T,
     net: &T::Model,
     device: &Device,
@@ -74,7 +74,8 @@ pub(crate) fn evaluate<T: TrainTask>(
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
         let mine = stages.evaluate(ddp, net, task, shards, precision, &device)?;
-        return total(group, &mine);
+        let all = group.all_gather_bytes(&encode(&mine))?.concat();
+        return Ok(total(&all));
     }
     let one_shard = |net: &T::Model, batches: &Vec<Range<usize>>| {
         let mut sums = batches.iter().map(|indices| one_batch(net, indices));
@@ -82,18 +83,20 @@ pub(crate) fn evaluate<T: TrainTask>(
             Ok::<_, TrainError>(all.add(sums?))
         })
     };
-    let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
-        let shards = split[ddp.shards()].iter();
-        shards.map(|batches| one_shard(net, batches)).collect()
+    let all = ddp.with_recovery(|ddp| {
+        let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
+            let shards = split[ddp.shards()].iter();
+            shards.map(|batches| one_shard(net, batches)).collect()
+        })?;
+        let all = ddp.group().all_gather_bytes(&encode(&mine?))?;
+        Ok::<_, TrainError>(all.concat())
     })?;
-    total(ddp.group(), &mine?)
+    Ok(total(&all))
 }
 
-/// The sums of all ranks' shards, added in the order of ranks.
-fn total(group: &ProcessGroup, mine: &[Sums]) -> Result<Sums, TrainError> {
-    let all = group.all_gather_bytes(&encode(mine))?;
-    let all = all.iter().flat_map(|bytes| decode(bytes));
-    Ok(all.fold(Sums::default(), Sums::add))
+/// The sums of all ranks' shards, which are in the order of ranks.
+fn total(all: &[u8]) -> Sums {
+    decode(all).into_iter().fold(Sums::default(), Sums::add)
 }
 
 /// Encodes sums as bytes: exact, unlike text.

@@ -52,6 +52,11 @@ impl Layout {
         Ok(layout)
     }
 
+    /// Goes on with the ranks that are left, without a mesh.
+    pub(crate) fn follow(&mut self, world: &ProcessGroup) {
+        self.world = world.clone();
+    }
+
     /// The ranks with replicas of what this rank has, among which gradients are averaged.
     pub(crate) fn replicas(&self) -> &ProcessGroup {
         let mesh = self.mesh.as_ref();

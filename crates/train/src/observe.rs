@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
-use paceline_ddp::device;
 use paceline_ddp::timeline::Timeline;
+use paceline_ddp::{Ddp, DdpError, device};
 use paceline_usage::busy::{BusyTime, Interval};
 use serde::{Deserialize, Serialize};
 
@@ -107,14 +107,18 @@ impl Observer {
     /// Ends a window and adds all ranks' idle intervals to the usage. Called once per epoch to bound memory.
     ///
     /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
-    pub(crate) fn close_window(&mut self, group: &ProcessGroup) -> Result<(), TrainError> {
+    pub(crate) fn close_window(
+        &mut self,
+        ddp: &mut Ddp,
+        group: &ProcessGroup,
+    ) -> Result<(), TrainError> {
         let start = Instant::now();
         let mine = Window {
             end_ns: nanos(self.origin.elapsed()),
             idle: std::mem::take(&mut self.idle),
         };
         let bytes = serde_json::to_vec(&mine).expect("numbers always encode");
-        let all = group.all_gather_bytes(&bytes)?;
+        let all = all_gather(ddp, group, &bytes)?;
         let windows: Vec<Window> = all
             .iter()
             .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())
@@ -145,15 +149,27 @@ impl Observer {
         Ok(())
     }
 
-    /// All ranks' usage and totals, in rank order.
+    /// Goes on with the ranks that are left. The usage begins anew.
+    pub(crate) fn follow(&mut self, group: &ProcessGroup) {
+        self.usage = BusyTime::new(group.world());
+        self.window_start_ns = nanos(self.origin.elapsed());
+        self.idle.clear();
+    }
+
+    /// All ranks' usage.
+    pub(crate) fn usage(&self) -> &BusyTime {
+        &self.usage
+    }
+
+    /// All ranks' totals, in rank order.
     ///
     /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
-    pub(crate) fn finish(
-        mut self,
+    pub(crate) fn totals(
+        &mut self,
+        ddp: &mut Ddp,
         group: &ProcessGroup,
         device: &Device,
-    ) -> Result<(BusyTime, Vec<RankTotals>), TrainError> {
-        self.close_window(group)?;
+    ) -> Result<Vec<RankTotals>, TrainError> {
         self.totals.peak_bytes = paceline_usage::memory::peak_resident_bytes();
         self.totals.sent_bytes = group.sent_bytes();
         self.totals.device = device::name(device).map(|name| DeviceTotals {
@@ -161,13 +177,52 @@ impl Observer {
             held_bytes: device.memory_pool_usage().map(|usage| usage.bytes_reserved),
         });
         let bytes = serde_json::to_vec(&self.totals).expect("numbers always encode");
-        let all = group.all_gather_bytes(&bytes)?;
+        let all = all_gather(ddp, group, &bytes)?;
         let totals = all
             .iter()
             .map(|bytes| serde_json::from_slice(bytes).unwrap_or_else(|_| self.totals.clone()))
             .collect();
-        Ok((self.usage, totals))
+        Ok(totals)
     }
+}
+
+/// All ranks' bytes, in rank order; again if ranks of the replicas are lost meanwhile.
+///
+/// *Blocks*: until all ranks have come.
+pub(crate) fn all_gather(
+    ddp: &mut Ddp,
+    group: &ProcessGroup,
+    own: &[u8],
+) -> Result<Vec<Vec<u8>>, DdpError> {
+    let all = ddp.with_recovery(|ddp| {
+        // Along a mesh, `group` has more ranks than the replicas, and there is no next generation.
+        let group = match ddp.group().generation() == group.generation() {
+            true => group,
+            false => ddp.group(),
+        };
+        Ok::<_, DdpError>(packed(&group.all_gather_bytes(own)?))
+    })?;
+    Ok(unpacked(&all))
+}
+
+/// Byte strings as one, each behind its length.
+fn packed(strings: &[Vec<u8>]) -> Vec<u8> {
+    let lens = strings.iter().map(|string| string.len() as u64);
+    let strings = lens.map(u64::to_le_bytes).zip(strings);
+    strings
+        .flat_map(|(len, string)| [&len[..], string].concat())
+        .collect()
+}
+
+fn unpacked(mut rest: &[u8]) -> Vec<Vec<u8>> {
+    let mut strings = Vec::new();
+    while let Some((len, after)) = rest.split_first_chunk() {
+        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+        let (string, next) = after.split_at(len.min(after.len()));
+        strings.push(string.to_vec());
+        rest = next;
+    }
+    strings
 }
 
 fn nanos(duration: Duration) -> u64 {

@@ -131,7 +131,19 @@ pub fn has_checkpoint(path: &Path) -> bool {
 /// Metrics as JSON lines; written by rank 0 alone.
 pub struct Metrics {
     path: PathBuf,
-    file: BufWriter<File>,
+    to: Lines,
+}
+
+/// Where lines go.
+enum Lines {
+    File(BufWriter<File>),
+    /// On a rank that goes on if rank 0 is lost.
+    Kept {
+        /// The last ones, which rank 0 may not have written.
+        lines: Vec<u8>,
+        /// Whether another rank has become rank 0 since the last step.
+        has_new_writer: bool,
+    },
 }
 
 impl Metrics {
@@ -152,8 +164,47 @@ impl Metrics {
             .map_err(file_error)?;
         Ok(Self {
             path,
-            file: BufWriter::new(file),
+            to: Lines::File(BufWriter::new(file)),
         })
+    }
+
+    /// Writes nothing, but keeps the last lines for the case that this rank [becomes](Self::take_over) rank 0.
+    pub fn understudy(run: &Path) -> Self {
+        Self {
+            path: run.join("metrics.jsonl"),
+            to: Lines::Kept {
+                lines: Vec::new(),
+                has_new_writer: false,
+            },
+        }
+    }
+
+    /// Another rank has become rank 0: it may be lost too before it has written what the last one had not.
+    pub fn has_new_writer(&mut self) {
+        if let Lines::Kept { has_new_writer, .. } = &mut self.to {
+            *has_new_writer = true;
+        }
+    }
+
+    /// Goes on in place of a lost rank 0 after `step` steps: drops a torn line, and adds those that it did not write.
+    ///
+    /// *Errors*: the system's.
+    pub fn take_over(&mut self, step: u64) -> Result<(), TrainError> {
+        let Lines::Kept { lines, .. } = &mut self.to else {
+            return Ok(());
+        };
+        let kept = std::mem::take(lines);
+        let run = self.path.parent().unwrap_or(Path::new("."));
+        let written = File::open(&self.path).map_err(|source| self.error(source))?;
+        let written = kept_lines(BufReader::new(written), step);
+        let written: Vec<_> = written.split(|byte| *byte == b'\n').map(key).collect();
+        *self = Self::open(run, Some(step))?;
+        for line in kept.split_inclusive(|byte| *byte == b'\n') {
+            if !written.contains(&key(line)) {
+                self.put(line)?;
+            }
+        }
+        self.flush()
     }
 
     /// Adds one line.
@@ -162,21 +213,49 @@ impl Metrics {
     pub fn write(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
         let mut line = serde_json::to_vec(record).map_err(|e| self.error(e.into()))?;
         line.push(b'\n');
-        self.file
-            .write_all(&line)
-            .map_err(|source| self.error(source))
+        self.put(&line)
+    }
+
+    fn put(&mut self, line: &[u8]) -> Result<(), TrainError> {
+        let written = match &mut self.to {
+            Lines::File(file) => file.write_all(line),
+            Lines::Kept {
+                lines,
+                has_new_writer,
+            } => {
+                // Rank 0 has taken part in this step, so it has written the lines before it.
+                let is_step = key(line).is_some_and(|(kind, _)| kind == "step");
+                if is_step && !std::mem::take(has_new_writer) {
+                    lines.clear();
+                }
+                lines.extend_from_slice(line);
+                Ok(())
+            }
+        };
+        written.map_err(|source| self.error(source))
     }
 
     /// Flushes buffered lines to the system.
     ///
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        self.file.flush().map_err(|source| self.error(source))
+        let flushed = match &mut self.to {
+            Lines::File(file) => file.flush(),
+            Lines::Kept { .. } => Ok(()),
+        };
+        flushed.map_err(|source| self.error(source))
     }
 
     fn error(&self, source: std::io::Error) -> TrainError {
         TrainError::file("write metrics", &self.path)(source)
     }
+}
+
+/// Kind and step of a line.
+fn key(line: &[u8]) -> Option<(String, u64)> {
+    let record: serde_json::Value = serde_json::from_slice(line).ok()?;
+    let kind = record.get("kind")?.as_str()?;
+    Some((kind.into(), record.get("step")?.as_u64()?))
 }
 
 /// Whole lines whose `step` is at most `step`; a line torn by a crash is dropped.
@@ -258,6 +337,43 @@ mod tests {
         assert_eq!(
             fs::read_to_string(&path).expect("read"),
             "{\"step\":1}\n{\"step\":2}\n{\"again\":true,\"step\":3}\n"
+        );
+    }
+
+    #[test]
+    fn a_rank_that_takes_over_adds_the_lines_that_the_lost_one_did_not_write() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let line = |kind: &str, step| serde_json::json!({"kind": kind, "step": step});
+        let mut lost = Metrics::open(folder.path(), None).expect("open");
+        let mut understudy = Metrics::understudy(folder.path());
+        for record in [line("step", 1), line("step", 2)] {
+            lost.write(&record).expect("write");
+            understudy.write(&record).expect("kept");
+        }
+        lost.flush().expect("flush");
+        understudy.write(&line("epoch", 2)).expect("kept");
+        let path = folder.path().join("metrics.jsonl");
+        let mut text = fs::read_to_string(&path).expect("read");
+        text.push_str("{\"kind\":\"epoch\",\"st");
+        fs::write(&path, text).expect("write");
+        // The next one is lost before it has written any line.
+        understudy.has_new_writer();
+        understudy.write(&line("step", 3)).expect("kept");
+        understudy.take_over(3).expect("take over");
+        understudy.write(&line("step", 4)).expect("write");
+        understudy.flush().expect("flush");
+        let text = fs::read_to_string(&path).expect("read");
+        let keys: Vec<_> = text.lines().map(|line| key(line.as_bytes())).collect();
+        let expected = [
+            ("step", 1),
+            ("step", 2),
+            ("epoch", 2),
+            ("step", 3),
+            ("step", 4),
+        ];
+        assert_eq!(
+            keys,
+            expected.map(|(kind, step)| Some((kind.to_string(), step)))
         );
     }
 

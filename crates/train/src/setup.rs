@@ -9,7 +9,7 @@ use paceline_ddp::sampler::{
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::config::{self, Strategy, TrainConfig, Zero};
+use crate::config::{self, Recovery, Strategy, TrainConfig, Zero};
 use crate::error::TrainError;
 use crate::run_dir;
 use crate::task::{Part, TrainTask};
@@ -60,6 +60,10 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         settings,
         stop_on_signal: true,
         deferred_init: config.zero == Zero::Parameters,
+        recovery: match config.recovery {
+            Recovery::Live => paceline_ddp::Recovery::Live,
+            Recovery::Restart | Recovery::None => paceline_ddp::Recovery::None,
+        },
         ..DdpOptions::default()
     }
 }

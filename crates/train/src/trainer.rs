@@ -1,12 +1,14 @@
 //! The training loop of one rank.
 
+use std::convert::Infallible;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::loader::{Loader, LoaderOptions};
+use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
 use paceline_ddp::timeline::Timeline;
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device};
@@ -16,14 +18,14 @@ use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Strategy, Task, TrainConfig};
+use crate::config::{Recovery, Strategy, Task, TrainConfig};
 use crate::console::{Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::language::Text;
 use crate::layout::Layout;
-use crate::observe::Observer;
+use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
 use crate::report::{self, Header};
@@ -59,26 +61,29 @@ pub(crate) mod sum {
 ///
 /// *Errors*: any; the other ranks get the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
-    let result = match config.task {
-        Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, &group, output),
-        Task::Lm if config.tp.is_some() => run::<Text<ParallelGpt>>(config, &group, output),
-        Task::Lm => run::<Text>(config, &group, output),
-    };
-    if result.is_ok() {
-        group.set_phase(Phase::Finished, 0);
+    match config.task {
+        Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, group, output),
+        Task::Lm if config.tp.is_some() => run::<Text<ParallelGpt>>(config, group, output),
+        Task::Lm => run::<Text>(config, group, output),
     }
-    result
 }
 
 fn run<T: TrainTask>(
     config: &TrainConfig,
-    group: &ProcessGroup,
+    group: ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
-    let layout = Layout::new(config, group).inspect_err(|error| tell(group, None, error))?;
+    let layout = Layout::new(config, &group).inspect_err(|error| tell(&group, None, error))?;
     let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
-    let result = trainer.and_then(Trainer::run);
-    result.inspect_err(|error| tell(group, Some(&layout), error))
+    let mut trainer = trainer.inspect_err(|error| tell(&group, Some(&layout), error))?;
+    // A failed group ends when nothing holds it any more.
+    drop((group, layout));
+    let result = trainer.run();
+    match &result {
+        Ok(_) => trainer.group.set_phase(Phase::Finished, 0),
+        Err(error) => tell(&trainer.group, Some(&trainer.layout), error),
+    }
+    result
 }
 
 fn nothing_saved(config: &TrainConfig) -> TrainError {
@@ -122,6 +127,32 @@ struct Progress {
 /// One rank's data for one step: the micro-batches of each of its shards.
 pub(crate) type RankBatch<B> = Vec<Vec<B>>;
 
+type RankLoader<B> = Loader<StepPlan, RankBatch<B>, Infallible>;
+
+fn loader_error(error: LoaderError<Infallible>) -> TrainError {
+    TrainError::Loader(error.to_string())
+}
+
+/// The micro-batches of a shard.
+fn of_shard<T: TrainTask>(task: &T, indices: &[usize], accumulate: usize) -> Vec<T::Batch> {
+    micro_batches(indices, accumulate)
+        .map(|part| task.batch(Part::Train, part.iter().copied()))
+        .collect()
+}
+
+/// The data of one step that was read ahead.
+struct Loaded<B> {
+    shards: Range<usize>,
+    batch: RankBatch<B>,
+}
+
+impl<B> Loaded<B> {
+    fn of(&self, shard: usize) -> Option<&[B]> {
+        let at = shard.checked_sub(self.shards.start)?;
+        Some(self.batch.get(at)?)
+    }
+}
+
 struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,
     group: ProcessGroup,
@@ -139,6 +170,7 @@ struct Trainer<'a, T: TrainTask> {
     net: Option<T::Model>,
     optimizer: Optimizer,
     console: Console,
+    output: Output,
     metrics: Option<Metrics>,
     observer: Observer,
     /// Steps done.
@@ -150,6 +182,8 @@ struct Trainer<'a, T: TrainTask> {
     epoch_predictions: f64,
     /// Steps skipped since the start of the epoch or of the resumed job.
     epoch_skipped: u64,
+    /// Rank 0 was lost, maybe while it wrote a checkpoint.
+    has_to_save: bool,
 }
 
 /// Whether something that happens every `every` steps, or never if that is 0, happens after `step` steps.
@@ -213,7 +247,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 &config.run_dir,
                 saved.as_ref().map(Saved::step),
             )?),
-            _ => None,
+            _ => {
+                let is_live = config.recovery == Recovery::Live;
+                is_live.then(|| Metrics::understudy(&config.run_dir))
+            }
         };
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
@@ -223,6 +260,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_start: Instant::now(),
             epoch_predictions: 0.0,
             epoch_skipped: 0,
+            has_to_save: false,
+            output,
             config,
             group,
             layout,
@@ -246,27 +285,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Ok(trainer)
     }
 
-    fn run(mut self) -> Result<End, TrainError> {
-        let task = self.task.clone();
-        let (shards, accumulate) = (self.ddp.shards(), self.config.accumulate);
-        let options = LoaderOptions {
-            workers: self.config.workers,
-            timeout: self.config.timeout(),
-            ..LoaderOptions::default()
-        };
-        let load = move |plan: &StepPlan| {
-            let of_shard = |indices: &Vec<usize>| {
-                micro_batches(indices, accumulate)
-                    .map(|part| task.batch(Part::Train, part.iter().copied()))
-                    .collect()
-            };
-            let batch = plan.shards[shards.clone()].iter().map(of_shard).collect();
-            Ok::<RankBatch<T::Batch>, std::convert::Infallible>(batch)
-        };
-        let loader_error = |error: paceline_ddp::loader::LoaderError<std::convert::Infallible>| {
-            TrainError::Loader(error.to_string())
-        };
-        let mut loader = Loader::new(options, self.batches.clone(), load).map_err(loader_error)?;
+    fn run(&mut self) -> Result<End, TrainError> {
+        let mut shards = self.ddp.shards();
+        let mut loader = self.loader(self.batches.clone())?;
+        let mut position = None;
         self.epoch_start = Instant::now();
         loop {
             self.group.set_phase(Phase::DataLoader, self.step);
@@ -274,7 +296,19 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             let Some(item) = loader.next() else { break };
             let (plan, batch) = item.map_err(loader_error)?;
             self.observer.waited_for_data(asked, Instant::now());
-            self.one_step(&plan, &batch)?;
+            let loaded = Loaded {
+                shards: shards.clone(),
+                batch,
+            };
+            self.one_step(&plan, &loaded)?;
+            if self.ddp.shards() != shards {
+                // What was read ahead is for the shards of before.
+                shards = self.ddp.shards();
+                let mut batches = self.batches.clone();
+                batches.load_state_dict(&plan.after)?;
+                loader = self.loader(batches)?;
+            }
+            position = Some(plan.after);
             if self.step < self.schedule.total_steps
                 && let Some(signal) = self.ddp.stop_requested()
             {
@@ -295,15 +329,55 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             }
         }
         drop(loader);
-        self.finish()
+        self.finish(position.as_ref())
+    }
+
+    /// Reads this rank's shards ahead.
+    fn loader(&self, batches: ShardedBatches) -> Result<RankLoader<T::Batch>, TrainError> {
+        let options = LoaderOptions {
+            workers: self.config.workers,
+            timeout: self.config.timeout(),
+            ..LoaderOptions::default()
+        };
+        let (task, shards) = (self.task.clone(), self.ddp.shards());
+        let accumulate = self.config.accumulate;
+        let load = move |plan: &StepPlan| {
+            let shards = plan.shards[shards.clone()].iter();
+            let batch = shards.map(|indices| of_shard(&*task, indices, accumulate));
+            Ok::<RankBatch<T::Batch>, Infallible>(batch.collect())
+        };
+        Loader::new(options, batches, load).map_err(loader_error)
+    }
+
+    /// Goes on with the ranks that are left if some were lost. The new rank 0 takes over the files and the console.
+    fn follow(&mut self) -> Result<(), TrainError> {
+        if self.ddp.group().generation() == self.group.generation() {
+            return Ok(());
+        }
+        let was_first = self.group.rank() == 0;
+        self.group = self.ddp.group().clone();
+        self.layout.follow(&self.group);
+        self.observer.follow(&self.group);
+        let Some(metrics) = self.metrics.as_mut().filter(|_| !was_first) else {
+            return Ok(());
+        };
+        if self.group.rank() > 0 {
+            metrics.has_new_writer();
+            return Ok(());
+        }
+        metrics.take_over(self.step)?;
+        self.has_to_save = true;
+        self.console = Console::new(0, self.output, self.schedule.total_steps, self.step);
+        Ok(())
     }
 
     /// Runs one step and the work due after it.
-    fn one_step(&mut self, plan: &StepPlan, batch: &RankBatch<T::Batch>) -> Result<(), TrainError> {
+    fn one_step(&mut self, plan: &StepPlan, loaded: &Loaded<T::Batch>) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
         self.ddp.time_device(self.config.trace == Some(self.step));
-        let reduced = self.reduce(&net, batch)?;
+        let reduced = self.reduce(&net, plan, loaded)?;
+        self.follow()?;
         let (step, loss) = (self.step, reduced.sums[sum::LOSS] / reduced.weight as f32);
         if !loss.is_finite() {
             return Err(TrainError::NotFinite {
@@ -362,13 +436,19 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
+            if self.config.recovery == Recovery::Live {
+                // A rank that is killed writes nothing any more.
+                metrics.flush()?;
+            }
         }
         if plan.ends_epoch() {
             self.end_epoch(plan)?;
         } else if is_due(self.config.evaluate_every, self.step) {
             self.evaluate_within_epoch()?;
         }
-        if is_due(self.config.save_every, self.step) || plan.ends_epoch() {
+        let is_due = is_due(self.config.save_every, self.step) || plan.ends_epoch();
+        if is_due || self.has_to_save {
+            self.has_to_save = false;
             self.save(&plan.after)?;
         }
         Ok(())
@@ -377,17 +457,26 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn reduce(
         &mut self,
         net: &T::Model,
-        batch: &RankBatch<T::Batch>,
+        plan: &StepPlan,
+        loaded: &Loaded<T::Batch>,
     ) -> Result<Reduced, TrainError> {
-        let first = self.ddp.shards().start;
+        let accumulate = self.config.accumulate;
         let task = &*self.task;
         let precision = self.config.precision;
         if let Some(stages) = &mut self.stages {
-            return stages.step(&mut self.ddp, net, task, batch, precision);
+            return stages.step(&mut self.ddp, net, task, &loaded.batch, precision);
         }
         let run = |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
-            let micro = &batch[shard.shard() - first];
+            let late;
+            let micro = match loaded.of(shard.shard()) {
+                Some(micro) => micro,
+                // A lost rank's.
+                None => {
+                    late = of_shard(task, &plan.shards[shard.shard()], accumulate);
+                    &late
+                }
+            };
             shard.micro_batches(micro.len());
             for batch in micro {
                 let scores = task.scores(&shard.model()?, batch, precision, &device);
@@ -435,7 +524,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             metrics.write(&record)?;
         }
         self.flush_metrics()?;
-        self.observer.close_window(&self.group)?;
+        self.observer.close_window(&mut self.ddp, &self.group)?;
+        self.follow()?;
         self.progress = Progress::default();
         self.epoch_predictions = 0.0;
         self.epoch_skipped = 0;
@@ -450,7 +540,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let net = self.net.as_ref().expect("the model is always put back");
         let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
-        let (ddp, group) = (&self.ddp, &self.group);
+        let (ddp, group) = (&mut self.ddp, &self.group);
         let sums = evaluate(
             ddp,
             &*self.task,
@@ -460,6 +550,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             stages,
             group,
         )?;
+        self.follow()?;
         Ok(HeldOut {
             held_out_loss: sums.mean_loss(),
             perplexity: (T::UNIT == Unit::Tokens).then(|| sums.mean_loss().exp()),
@@ -514,12 +605,13 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 
-    fn finish(mut self) -> Result<End, TrainError> {
+    fn finish(&mut self, position: Option<&SamplerState>) -> Result<End, TrainError> {
         self.checkpoints.wait()?;
         self.ddp.synchronize()?;
-        let net = self.net.take().expect("the model is always put back");
-        let hash = self.ddp.sha256(&net)?;
-        let hashes = self.group.all_gather_bytes(hash.as_bytes())?;
+        let net = self.net.as_ref().expect("the model is always put back");
+        let hash = self.ddp.sha256(net)?;
+        let hashes = all_gather(&mut self.ddp, &self.group, hash.as_bytes())?;
+        self.follow()?;
         let ranks: Vec<usize> = (0..hashes.len())
             .filter(|rank| hashes[*rank] != hashes[0])
             .collect();
@@ -530,9 +622,20 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 ranks,
             }));
         }
-        let (usage, totals) = self.observer.finish(&self.group, &self.device)?;
+        self.observer.close_window(&mut self.ddp, &self.group)?;
+        self.follow()?;
+        let totals = self
+            .observer
+            .totals(&mut self.ddp, &self.group, &self.device)?;
+        self.follow()?;
+        if let (true, Some(position)) = (std::mem::take(&mut self.has_to_save), position) {
+            self.last_saved = None;
+            self.save(position)?;
+            self.checkpoints.wait()?;
+        }
+        let usage = self.observer.usage();
         self.console.finish();
-        self.console.print(&report::summary(&usage, &totals));
+        self.console.print(&report::summary(usage, &totals));
         self.console.print(&format!("weights sha256: {hash}"));
         let report = self.stages.as_deref();
         let report = report.map(|stages| PipelineReport::gather(stages, self.config, &self.group));
@@ -555,7 +658,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     }
 
     /// One step of all ranks as a file that Perfetto opens.
-    fn write_trace(&self, timeline: &Timeline, optimizing: Instant) -> Result<(), TrainError> {
+    fn write_trace(&mut self, timeline: &Timeline, optimizing: Instant) -> Result<(), TrainError> {
         let origin = self.observer.origin();
         let mut events = timeline.trace_events(self.group.rank(), origin);
         let since = |at: Instant| at.saturating_duration_since(origin).as_nanos() as f64 / 1e3;
@@ -564,7 +667,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             "ts": since(optimizing), "dur": since(Instant::now()) - since(optimizing),
         }));
         let mine = serde_json::to_vec(&events).expect("events always encode");
-        let all = self.group.all_gather_bytes(&mine)?;
+        let all = all_gather(&mut self.ddp, &self.group, &mine)?;
+        self.follow()?;
         self.draw_pipeline(origin)?;
         if self.group.rank() != 0 {
             return Ok(());

@@ -8,7 +8,8 @@ use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_gpu::words;
 use paceline_launch::Console;
 use paceline_train::config::{
-    self, FileText, Given, Inputs, Resolved, ResumeTarget, SavedRun, Surroundings, TrainConfig,
+    self, FileText, Given, Inputs, Recovery, Resolved, ResumeTarget, SavedRun, Surroundings,
+    TrainConfig,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, foresee};
@@ -230,6 +231,11 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
     job.log_dir = Some(run.path().join("logs"));
     job.console = Console::RankZeroRaw;
     job.max_restarts = config.max_restarts;
+    job.recovery = match config.recovery {
+        Recovery::Live => paceline_launch::Recovery::Live,
+        Recovery::Restart => paceline_launch::Recovery::Restart,
+        Recovery::None => paceline_launch::Recovery::None,
+    };
     job.threads_per_rank = Some(config.threads_per_rank).filter(|threads| *threads > 0);
     job.env.extend(nccl_settings(config)?);
     job.env.extend(allocator_settings());

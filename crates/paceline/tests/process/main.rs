@@ -14,6 +14,7 @@ mod minimal;
 mod pipeline;
 mod plan;
 mod preemption;
+mod recovery;
 mod resume;
 mod run;
 mod same_bits;

@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{TrainConfig, Zero};
+use super::{Recovery, Strategy, TrainConfig, Zero};
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
 /// machine's.
@@ -23,6 +23,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
     check_hook(settings)?;
+    check_recovery(settings)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -124,6 +125,32 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
         ));
     }
     Ok(())
+}
+
+/// Live recovery needs the whole state on every rank.
+fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let others = [
+        ("zero", config.zero != Zero::Off),
+        ("tp", config.tp.is_some()),
+        ("pp", config.pp.is_some_and(|stages| stages > 1)),
+        ("comm_hook", config.comm_hook != CommHook::None),
+        ("device", kind(settings) != Some(DeviceKind::Cpu)),
+        ("strategy", config.strategy != Strategy::Ddp),
+    ];
+    let other = others.into_iter().find(|(_, is_set)| *is_set);
+    let Some((key, _)) = other.filter(|_| config.recovery == Recovery::Live) else {
+        return Ok(());
+    };
+    let cite = |key| settings.need(key).cite();
+    Err(ConfigError::new(
+        format!(
+            "`recovery` is {}, which does not go with {key} {}",
+            cite("recovery"),
+            cite(key)
+        ),
+        "use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint",
+    ))
 }
 
 /// What `comm_hook` does not go with. A hook that compresses whole buckets gives other bits if the buckets hold other parameters.

@@ -9,7 +9,7 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, Strategy, Switch, Task, Zero};
+use super::{ModelSize, Recovery, Strategy, Switch, Task, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -358,6 +358,10 @@ settings! {
     max_restarts: u32 = row(RUN, Kind::Count { min: 0, max: 10_000 },
         "Number of restarts of a failed job from its newest checkpoint")
         .or("0").local().needs(Need::Launcher);
+    recovery: Recovery = row(RUN, Kind::Word(&["live", "restart", "none"]),
+        "When a rank is lost: live has the others go on (replicas on the CPU of one node; else as restart), \
+         restart starts all again as often as --max-restarts says, none ends the job")
+        .or("restart").needs(Need::Group);
     timeout_seconds: u64 = row(TUNING, Kind::Count { min: 1, max: 86_400 },
         "Seconds that a rank waits for the others before the job fails")
         .or("60").local();

@@ -1,0 +1,135 @@
+//! Ranks are lost, the others go on, and the weights end with the same bits.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Signal, kill_process};
+use tempfile::tempdir;
+
+use super::support::{LIMIT, Running, metrics, paceline, start, steps};
+
+/// 1437 samples in batches of 16: 90 steps an epoch.
+const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
+const LIVE: &str = "--nproc-per-node 4 --recovery live --timeout-seconds 3";
+const STEPS: u64 = 270;
+
+fn undisturbed(folder: &Path) -> String {
+    let line = format!("train --run-dir whole {JOB} --nproc-per-node 1");
+    paceline(folder, &line).is_well().hash().to_owned()
+}
+
+/// Starts the job in `run`, and waits until it trains.
+fn training(folder: &Path, more: &str) -> Running {
+    let job = start(folder, &format!("train --run-dir run {JOB} {LIVE} {more}"));
+    job.has_printed("epoch 1/3");
+    job
+}
+
+fn lose(job: &Running, ranks: &[usize], signal: Signal) {
+    let pids = ranks.iter().map(|rank| job.rank(*rank));
+    for pid in pids.collect::<Vec<_>>() {
+        kill_process(pid, signal).expect("the rank runs");
+    }
+}
+
+/// The job has ended well with these weights, and has a record of each step.
+#[track_caller]
+fn assert_whole(folder: &Path, job: Running, says: &[&str], hash: &str, case: &str) {
+    job.ended(LIMIT).check(0, says);
+    let records = metrics(&folder.join("run"));
+    let all: Vec<u64> = (1..=STEPS).collect();
+    assert_eq!(steps(&records, "step"), all, "{case}");
+    assert_eq!(steps(&records, "epoch"), [90, 180, 270], "{case}");
+    let end = records.last().map(|record| &record["weights_sha256"]);
+    assert_eq!(end, Some(&hash.into()), "{case}");
+    assert_proved(folder);
+}
+
+/// Every sample of every epoch was used once.
+#[track_caller]
+fn assert_proved(folder: &Path) {
+    let proof = "epochs    1 to 3: each of 1437 samples was used exactly once";
+    let told = paceline(folder, "ledger verify run");
+    assert!(told.is_well().out.contains(proof), "{}", told.out);
+}
+
+#[test]
+fn the_ranks_that_are_left_end_with_the_same_bits() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    for transport in ["shm", "tcp"] {
+        for (lost, left) in [
+            (&[2][..], "3 ranks go on"),
+            (&[0], "3 ranks go on"),
+            (&[0, 3], "2 ranks go on"),
+            (&[0, 1, 2], "1 rank goes on"),
+        ] {
+            let folder = tempdir().expect("a folder");
+            let job = training(folder.path(), &format!("--transport {transport}"));
+            lose(&job, lost, Signal::KILL);
+            let case = format!("{transport} {lost:?}");
+            assert_whole(folder.path(), job, &["SIGKILL", left], &hash, &case);
+        }
+    }
+}
+
+#[test]
+fn a_stopped_rank_is_given_up() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let job = training(folder.path(), "");
+    lose(&job, &[1], Signal::STOP);
+    assert_whole(folder.path(), job, &["3 ranks go on"], &hash, "stopped");
+}
+
+#[test]
+fn ranks_may_be_lost_at_any_moment() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    // After each step the ranks evaluate and save too.
+    for (lost, micros) in [(0, 0), (3, 7_000), (0, 13_000), (1, 19_000), (0, 31_000)] {
+        let folder = tempdir().expect("a folder");
+        let job = training(folder.path(), "--evaluate-every 1 --save-every 1");
+        std::thread::sleep(Duration::from_micros(micros));
+        lose(&job, &[lost], Signal::KILL);
+        let case = format!("rank {lost} after {micros} us");
+        assert_whole(folder.path(), job, &["3 ranks go on"], &hash, &case);
+    }
+}
+
+#[test]
+fn a_run_that_lost_its_first_rank_resumes_from_the_checkpoints_of_the_next() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let job = training(folder.path(), "--save-every 1000");
+    lose(&job, &[0], Signal::KILL);
+    job.has_complained("rank 0 (");
+    job.signal(Signal::INT);
+    let stopped = job.ended(LIMIT);
+    assert_eq!(stopped.code, Some(130), "{}{}", stopped.out, stopped.err);
+    let resumed = paceline(
+        folder.path(),
+        "train --resume run --nproc-per-node 2 --recovery none",
+    );
+    assert_eq!(resumed.is_well().hash(), hash);
+    let records = metrics(&folder.path().join("run"));
+    assert_eq!(steps(&records, "step"), (1..=STEPS).collect::<Vec<_>>());
+    assert_proved(folder.path());
+}
+
+#[test]
+fn layouts_that_cannot_recover_are_refused() {
+    let folder = tempdir().expect("a folder");
+    for other in ["--zero 1", "--comm-hook bf16"] {
+        let line = format!("train --nproc-per-node 2 --recovery live {other}");
+        let ended = paceline(folder.path(), &line);
+        ended.check(
+            2,
+            &[
+                "`recovery` is live",
+                "does not go with",
+                "hint: use --recovery restart",
+            ],
+        );
+    }
+}
