@@ -37,8 +37,10 @@ impl Stop {
     pub fn new(mut error: clap::Error, tip: Option<String>) -> Self {
         variables::blame(&mut error, |name| std::env::var_os(name));
         if let Some(tip) = tip.or_else(|| advice(&error)) {
-            for guess in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand] {
-                error.remove(guess);
+            error.remove(ContextKind::SuggestedSubcommand);
+            if error.remove(ContextKind::SuggestedArg).is_some() {
+                // The usage line that clap wrote ends with its guess.
+                error.remove(ContextKind::Usage);
             }
             let tip = ContextValue::StyledStrs(vec![tip.into()]);
             error.insert(ContextKind::Suggested, tip);
@@ -126,9 +128,15 @@ mod tests {
         let program = crate::launcher().name("paceline");
         let error = program.try_get_matches_from(words).expect_err(line);
         assert_eq!(advice(&error).as_deref(), expect, "{line}");
+        let guess = error
+            .get(ContextKind::SuggestedArg)
+            .map(|guess| format!("{guess} <"));
         let shown = Stop::new(error, None).0.to_string();
         match expect {
-            Some(tip) => assert!(shown.contains(&format!("  tip: {tip}\n")), "{shown}"),
+            Some(tip) => {
+                assert!(shown.contains(&format!("  tip: {tip}\n")), "{shown}");
+                assert!(guess.is_none_or(|guess| !shown.contains(&guess)), "{shown}");
+            }
             None => assert!(!shown.contains("`paceline run"), "{shown}"),
         }
         assert!(shown.matches("tip: ").count() <= 1, "{shown}");

@@ -201,7 +201,7 @@ impl Cell<'_> {
         let label: u32 = self.text.parse().map_err(|_| {
             let (name, text) = (quote(self.name), quote(self.text));
             let problem = DataProblem::new(format!(
-                "line {line}: label {name:?} is {text:?}, not a whole number 0, 1, 2, ..."
+                "line {line}: {text:?} in column {name:?} is no class; expected a whole number 0, 1, 2, ..."
             ));
             match self.text.parse::<f64>() {
                 Ok(_) => problem.with_hint(format!("number the classes from 0; {REGRESSION}")),

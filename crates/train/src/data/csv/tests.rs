@@ -226,7 +226,7 @@ fn lines_are_counted_as_an_editor_does() {
 fn labels_that_are_no_class_are_named_with_their_line() {
     for text in ["-1", "1.5", "2.0", "cat", "", "4294967296"] {
         let refusal = format!(
-            "table.csv: line 3: label \"label\" is {text:?}, not a whole number 0, 1, 2, ..."
+            "table.csv: line 3: {text:?} in column \"label\" is no class; expected a whole number 0, 1, 2, ..."
         );
         check(&format!("a,label\n1,0\n1,{text}\n"), &refusal);
     }
