@@ -1,7 +1,8 @@
-//! Ranks that are killed, crash, stop and leave in jobs with `--recovery live`: the others go on in the same processes.
+//! Ranks that are killed, crash, stop and leave in jobs with `--recovery live`: the others go on in the same processes, and admit
+//! the processes that the launcher starts in their places.
 //!
 //! Each test starts the launcher with this test program as its ranks. A rank counts steps together with the others, strikes
-//! itself where its environment says so, and goes on with the next generation when others are lost.
+//! itself where its environment says so, and goes on with the next generation when others are lost or replaced.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -13,6 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 const ROLE: &str = "PACELINE_TEST_RECOVERY";
 /// Steps of a job.
 const STEPS: i64 = 40;
+/// Steps of a job that waits for replacements.
+const STEPS_MAX: i64 = 20_000;
 
 /// Strikes this process itself.
 fn strike(how: &str) {
@@ -38,15 +41,30 @@ fn say(line: &str) {
 }
 
 /// The part of a rank; true when this process is one. `PACELINE_TEST_RECOVERY` has words such as `2@10:kill` (rank 2 at
-/// step 10) and `1@forming:kill` (rank 1 a moment after it has lost a group).
+/// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `+1@starting:9` (the first replacement before it
+/// is ready) and `+1@joining:kill` (about when it joins). With `admits` the ranks take in replacements, and work on until these are there.
 fn played() -> bool {
     let Ok(faults) = std::env::var(ROLE) else {
         return false;
     };
-    let own = std::env::var("RANK").expect("a rank");
+    let replacement = std::env::var("PACELINE_REPLACEMENT").ok();
+    let own = match &replacement {
+        Some(number) => format!("+{number}"),
+        None => std::env::var("RANK").expect("a rank"),
+    };
     let fault = |at: &str| {
         let place = format!("{own}@{at}:");
         faults.split(' ').find_map(|word| word.strip_prefix(&place))
+    };
+    // A different moment for each process.
+    let strike_soon = |how: &str| {
+        let how = how.to_owned();
+        let range_us = if replacement.is_some() { 25_000 } else { 6_000 };
+        let after = Duration::from_micros(u64::from(std::process::id()) * 7919 % range_us);
+        std::thread::spawn(move || {
+            std::thread::sleep(after);
+            strike(&how);
+        });
     };
     let options = GroupOptions {
         timeout: Duration::from_secs(if faults.contains(":stop") { 2 } else { 60 }),
@@ -57,35 +75,69 @@ fn played() -> bool {
     if !faults.contains("undeclared") || own != "1" {
         group.declare_recovery();
     }
+    let admits = faults.contains("admits");
     let mut done = 0_i64;
     let mut has_lost = false;
-    while done < STEPS {
+    if group.is_joining() {
+        assert!(group.barrier().is_err());
+        fault("starting").into_iter().for_each(strike);
+        fault("joining").into_iter().for_each(strike_soon);
+        loop {
+            match group.next_generation() {
+                Ok(next) => group = next,
+                // All others are done.
+                Err(error) => panic!("{error}"),
+            }
+            let mut furthest = [-1];
+            if group.all_reduce(&mut furthest, ReduceOp::Max).is_ok() {
+                done = furthest[0];
+                group.declare_joined();
+                say(&format!("joined at {} as rank {}", now_us(), group.rank()));
+                break;
+            }
+        }
+    }
+    if admits {
+        group.declare_admission();
+    }
+    let full = std::env::var("WORLD_SIZE").expect("a world size");
+    let most = if faults.contains("few") {
+        1_000
+    } else {
+        STEPS_MAX
+    };
+    while done < STEPS || (admits && done < most && group.world().to_string() != full) {
         if let Some(how) = fault(&done.to_string()) {
             strike(how);
         }
-        match step(&group, done) {
-            Ok(()) if std::mem::take(&mut has_lost) => {
+        let stepped = step(&group, done);
+        if let Ok(is_invited) = &stepped {
+            if std::mem::take(&mut has_lost) {
                 say(&format!("goes on at {} as rank {}", now_us(), group.rank()));
-                done += 1;
             }
-            Ok(()) => done += 1,
-            Err(error) => {
-                if let Some(how) = fault("forming").map(str::to_owned) {
-                    // A different moment for each process: before, while and after the group forms.
-                    let after = Duration::from_micros(u64::from(std::process::id()) * 7919 % 6000);
-                    std::thread::spawn(move || {
-                        std::thread::sleep(after);
-                        strike(&how);
-                    });
+            done += 1;
+            if !is_invited {
+                if admits {
+                    std::thread::sleep(Duration::from_millis(1));
                 }
-                let next = group.next_generation();
-                group = next.unwrap_or_else(|again| panic!("{again} after {error}"));
-                has_lost = true;
-                let mut furthest = [done];
-                // A rank that is lost now shows at the next step.
-                if group.all_reduce(&mut furthest, ReduceOp::Max).is_ok() {
-                    done = furthest[0];
-                }
+                continue;
+            }
+        } else {
+            fault("forming").into_iter().for_each(strike_soon);
+            has_lost = true;
+        }
+        let began = now_us();
+        let next = match &stepped {
+            Ok(_) => group.admit(),
+            Err(_) => group.next_generation(),
+        };
+        group = next.unwrap_or_else(|again| panic!("{again} after {stepped:?}"));
+        let mut furthest = [done];
+        // A rank that is lost now shows at the next step.
+        if group.all_reduce(&mut furthest, ReduceOp::Max).is_ok() {
+            done = furthest[0];
+            if stepped.is_ok() {
+                say(&format!("admitted within {} us", now_us() - began));
             }
         }
     }
@@ -96,15 +148,15 @@ fn played() -> bool {
     true
 }
 
-/// All ranks bring the step and a one.
-fn step(group: &ProcessGroup, done: i64) -> Result<(), paceline_collective::Error> {
+/// All ranks bring the step, a one, and whether they are invited; one of them is enough.
+fn step(group: &ProcessGroup, done: i64) -> Result<bool, paceline_collective::Error> {
     let mut data = vec![1.0; 10_000];
     group.all_reduce(&mut data, ReduceOp::Sum)?;
     assert!(data.iter().all(|value| *value == group.world() as f32));
-    let mut steps = [done];
-    group.all_reduce(&mut steps, ReduceOp::Max)?;
-    assert_eq!(steps, [done], "all ranks are at the same step");
-    Ok(())
+    let mut all = [done, group.is_invited().into()];
+    group.all_reduce(&mut all, ReduceOp::Max)?;
+    assert_eq!(all[0], done, "all ranks are at the same step");
+    Ok(all[1] > 0)
 }
 
 /// A job of this test program on `ranks` ranks with these faults.
@@ -253,4 +305,63 @@ fn without_all_ranks_word_or_after_a_usage_error_the_job_fails_or_is_started_aga
     );
     let err = text(&output.stderr);
     assert!(err.contains("; restart 1 of 1 took "), "{err}");
+}
+
+/// With the launcher's words, where the jobs end at full strength.
+fn full_again(test: &str, transport: &str, ranks: usize, restarts: &str, faults: &str) -> String {
+    let more = ["--max-restarts", restarts];
+    let output = job(test, transport, ranks, &more, &format!("{faults} admits"));
+    all_go_on(&output, ranks, 2..=20);
+    text(&output.stderr)
+}
+
+#[test]
+fn lost_ranks_are_replaced() {
+    const NAME: &str = "lost_ranks_are_replaced";
+    if played() {
+        return;
+    }
+    for transport in TRANSPORTS {
+        let err = full_again(NAME, transport, 4, "1", "2@5:kill");
+        let joins = err
+            .lines()
+            .find(|line| line.ends_with(" joins as a replacement; 4 ranks go on"));
+        assert!(
+            joins.is_some_and(|line| line.starts_with("rank 2 (pid ")),
+            "{err}"
+        );
+        // Rank 0, two at once, one after the other, and the last one that was there from the beginning.
+        full_again(NAME, transport, 3, "3", "0@5:kill");
+        full_again(NAME, transport, 4, "3", "1@5:kill 2@5:kill");
+        full_again(NAME, transport, 3, "4", "0@5:kill 1@11:abort");
+        full_again(NAME, transport, 2, "1", "1@5:kill");
+    }
+}
+
+#[test]
+fn replacements_may_be_lost_and_restarts_used_up() {
+    const NAME: &str = "replacements_may_be_lost_and_restarts_used_up";
+    if played() {
+        return;
+    }
+    for transport in TRANSPORTS {
+        // At any moment of its joining: while it starts, while it is invited, and while the group forms.
+        for _ in 0..3 {
+            full_again(
+                NAME,
+                transport,
+                3,
+                "5",
+                "2@5:kill +1@joining:kill +2@joining:kill",
+            );
+        }
+        // Others are lost at that moment.
+        full_again(NAME, transport, 4, "5", "3@5:kill 1@6:kill 0@7:kill");
+        let faults = "2@5:kill +1@starting:9 +2@starting:9 admits few";
+        let output = job(NAME, transport, 3, &["--max-restarts", "2"], faults);
+        all_go_on(&output, 2, 1..=1);
+        let err = text(&output.stderr);
+        assert!(err.contains("replacement of rank 2 (pid "), "{err}");
+        assert!(err.contains("no restart is left for another one"), "{err}");
+    }
 }

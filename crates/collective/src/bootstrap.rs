@@ -115,8 +115,6 @@ pub(crate) struct Succession<'a> {
     pub(crate) page: &'a JobPage,
     /// Address of the store in which the first generation formed.
     pub(crate) store: &'a str,
-    /// Prefix of the first generation's keys.
-    pub(crate) root: &'a str,
 }
 
 impl Succession<'_> {
@@ -126,9 +124,14 @@ impl Succession<'_> {
     }
 
     /// What only this generation's keys begin with: an earlier rank neither finds its records nor has its fingerprint.
-    fn prefix(&self) -> String {
-        format!("{}/generation{}", self.root, self.generation.number)
+    fn prefix(&self, env: &WorkerEnv) -> String {
+        format!("{}/generation{}", keys(env), self.generation.number)
     }
+}
+
+/// Prefix of the keys of all groups of a job.
+pub(crate) fn keys(env: &WorkerEnv) -> String {
+    format!("paceline/collective/{}/{}", env.run_id, env.restart_count)
 }
 
 /// Connects a later generation of two ranks or more; `env` has its numbers.
@@ -144,7 +147,7 @@ pub(crate) fn connect_next(
     let client = reached.map_err(|source| unreached(env, source))?;
     let page = succession.page.clone();
     let forming = Forming {
-        prefix: succession.prefix(),
+        prefix: succession.prefix(env),
         succession: Some(succession),
         ..Forming::new(env, options, client, page, started, formation)
     };
@@ -220,7 +223,7 @@ impl<'a> Forming<'a> {
     /// With the prefix of the next group of all ranks.
     fn numbered(mut self) -> Result<Self, Error> {
         let env = self.env;
-        let job = format!("paceline/collective/{}/{}", env.run_id, env.restart_count);
+        let job = keys(env);
         // Every rank's n-th group is the same group, also where ranks are threads of one process.
         let round = self.client.add(&format!("{job}/groups/{}", env.rank), 1);
         let round = round.map_err(|error| self.store("count its groups", error))?;
@@ -230,11 +233,9 @@ impl<'a> Forming<'a> {
 
     /// With where the group's ranks meet again.
     fn done(self, wiring: Wiring, server: Option<Arc<store::Server>>) -> Wiring {
-        let root = self.succession.map(|succession| succession.root);
         let origin = Some(Origin::Store {
             server,
             address: self.client.server().to_owned(),
-            root: root.unwrap_or(&self.prefix).to_owned(),
             prefix: self.prefix,
         });
         Wiring { origin, ..wiring }

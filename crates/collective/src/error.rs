@@ -220,6 +220,12 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// This process replaces a lost rank, and is in no group yet.
+    #[error("rank {rank} replaces a lost rank and has not joined the others yet")]
+    NotJoined {
+        /// The lost rank's number.
+        rank: usize,
+    },
     /// The other ranks have given this one up and go on without it.
     #[error("rank {rank} was given up: generation {generation} of the group goes on without it")]
     Fenced {
@@ -348,6 +354,9 @@ impl Error {
                 "see what the named rank is doing; raise PACELINE_TIMEOUT_SECONDS when it is merely slow"
             }
             Self::Peer { .. } => "start all ranks from the same build and with the same settings",
+            Self::NotJoined { .. } => {
+                "a replacement joins in `Ddp::new`: until then it cannot take part in operations between ranks"
+            }
             Self::PeerLost { .. } => {
                 "look at that rank's own output for its panic, signal or exit code"
             }

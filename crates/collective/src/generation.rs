@@ -1,4 +1,5 @@
-//! Generations: a group that has lost ranks is followed by one of the ranks that are left.
+//! Generations: a group that has lost ranks is followed by one of the ranks that are left, and that one by a group with their
+//! replacements.
 //!
 //! ```text
 //!  rank 0            rank 1            rank 2        launcher
@@ -6,25 +7,34 @@
 //!  error: rank 2 died                                ends generation 0 on the page
 //!  next_generation:  the same                        publishes generation 1: slots 0, 1
 //!    connect ------- connect                         "rank 2 was killed ...; 2 ranks go on"
-//!  all-reduce ...    all-reduce ...
+//!  all-reduce ...    all-reduce ...    starts        starts a replacement
+//!  ...               ...               next_generation: is ready
+//!  is_invited: yes   yes                             invites to generation 2: slots 0, 1, 2
+//!  the ranks agree, for example by a sum that they need anyway
+//!  admit:            admit:
+//!    connect ------- connect --------- connect
 //! ```
 //!
 //! The launcher alone decides which ranks are left, so no two ranks can go on with different ones. A generation is fenced off
 //! from earlier ones in three ways. The page says that they are over, so their operations fail. The keys in the store and the
 //! fingerprint of the connections have the generation's number, so no earlier rank can join. A rank that was given up is
 //! killed before its successors are told.
+//!
+//! An invitation ends nothing: the ranks work on until they have agreed, so a replacement costs them no time while it starts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
-use paceline_rendezvous::page::Generation;
+use paceline_rendezvous::page::{Generation, JobPage};
 
 use crate::bootstrap::{self, Succession};
 use crate::error::Error;
-use crate::flight::{Formation, Membership};
+use crate::flight::{Flight, Formation, Identity, Membership};
 use crate::group::ProcessGroup;
 use crate::options::GroupOptions;
-use crate::status::Status;
+use crate::plan::Hosts;
+use crate::status::{PeerInfo, Status};
 use crate::wiring::{Origin, Wiring};
 
 /// How long the launcher may take, beside the group's timeout, to give up a rank that hangs and to see its end.
@@ -47,18 +57,72 @@ impl ProcessGroup {
         matches!(self.member().origin, Some(Origin::Hub(_))) || self.page().recovers()
     }
 
+    /// Says that this program takes in replacements of lost ranks: its ranks look at [`is_invited`](Self::is_invited), agree, and
+    /// call [`admit`](Self::admit). Without this word from every rank, the launcher starts no replacements.
+    pub fn declare_admission(&self) {
+        self.slot().set_admits();
+    }
+
+    /// Whether this process replaces a lost rank and has not [joined](Self::declare_joined) the others.
+    ///
+    /// The group that it gets from [`init`](Self::init) has the lost rank's number, and nobody else in it: every operation fails.
+    /// [`next_generation`](Self::next_generation) waits for the others.
+    pub fn is_joining(&self) -> bool {
+        self.env().replacement > 0 && !self.slot().has_joined()
+    }
+
+    /// Says that this process, a replacement, has the state of the others by now, and counts as one of them.
+    pub fn declare_joined(&self) {
+        self.slot().set_joined();
+    }
+
+    /// Whether replacements of lost ranks wait for this group's ranks to [admit](Self::admit) them. Ranks may see it at
+    /// different moments.
+    ///
+    /// *Cost*: two loads.
+    pub fn is_invited(&self) -> bool {
+        let status = &self.member().status;
+        !status.is_subgroup() && self.page().is_invited(status.generation())
+    }
+
+    /// The group of this one's ranks and the replacements that wait. All ranks call it after the same operation, once one of them
+    /// [is invited](Self::is_invited). If a rank is lost meanwhile, the group of the ranks that are left is returned instead,
+    /// without the replacements that have not joined.
+    ///
+    /// This group stays as it is until it is dropped.
+    ///
+    /// *Blocks*: until all ranks have called this and connected, at most as [`next_generation`](Self::next_generation).
+    ///
+    /// *Errors*: as [`next_generation`](Self::next_generation).
+    pub fn admit(&self) -> Result<Self, Error> {
+        let member = self.member();
+        match &member.origin {
+            Some(Origin::Store { address, .. }) if self.slot().admits() => {
+                let next = member.status.generation() + 1;
+                self.page().begin_generation(next);
+                self.await_successor(address)
+            }
+            _ => Err(Error::NoRecovery {
+                reason: "this rank has not declared that it takes in replacements",
+            }),
+        }
+    }
+
     /// The group of the ranks that are left, after this one has failed. Ranks keep their order and are numbered anew from 0,
-    /// and so are local ranks.
+    /// and so are local ranks; replacements come last.
     ///
     /// A group that has not failed is given up first, as by [`abort`](Self::abort). If another rank is lost while the next
     /// generation forms, the one after it is returned. This group stays failed; drop it, with all its buffers, tickets and
     /// sub-groups, to free its memory.
     ///
+    /// A replacement that [is joining](Self::is_joining) gets the group in which the others have admitted it.
+    ///
     /// Ranks that are threads ([`local`](Self::local)) have no launcher: a thread that has dropped its group is lost, and the
     /// others go on when all of them have called this.
     ///
     /// *Blocks*: until the launcher has published a generation after this one and its ranks have connected, at most for the
-    /// group's timeout each, and 10 s more where the launcher has to kill a rank that hangs.
+    /// group's timeout each, and 10 s more where the launcher has to kill a rank that hangs. A replacement waits as long as the
+    /// job runs.
     ///
     /// *Errors*: nothing recovers this job, or this rank has not [declared](Self::declare_recovery) that it goes on; the
     /// launcher has ended the job; this rank was given up; the deadline.
@@ -71,6 +135,10 @@ impl ProcessGroup {
             });
         }
         match status.health() {
+            Err(Error::NotJoined { .. }) => {
+                self.slot().set_recovers();
+                self.slot().set_ready_to_join();
+            }
             Err(error) => {
                 status.fail(error);
                 status.announce();
@@ -85,8 +153,8 @@ impl ProcessGroup {
             Some(Origin::Store { .. }) if !self.slot().recovers() => Err(Error::NoRecovery {
                 reason: "this rank has not declared that it recovers",
             }),
-            Some(Origin::Store { address, root, .. }) if self.page().recovers() => {
-                self.await_successor(address, root)
+            Some(Origin::Store { address, .. }) if self.page().recovers() => {
+                self.await_successor(address)
             }
             _ => Err(Error::NoRecovery {
                 reason: "its launcher does not recover live (`--recovery live`)",
@@ -94,16 +162,52 @@ impl ProcessGroup {
         }
     }
 
+    /// The group of a process that replaces a lost rank, before it has joined.
+    pub(crate) fn to_join(env: WorkerEnv, options: GroupOptions) -> Result<Self, Error> {
+        let page = JobPage::for_worker(&env).map_err(Arc::new)?;
+        let store = env.store.clone().filter(|_| page.recovers());
+        let Some(address) = store else {
+            return Err(Error::NoRecovery {
+                reason: "PACELINE_REPLACEMENT is set, but no launcher recovers this job live",
+            });
+        };
+        let slot = page.slot(env.local_rank.min(page.slots() - 1));
+        let peer = |started| PeerInfo {
+            host: String::new(),
+            pid: 0,
+            slot: None,
+            started,
+        };
+        let peers = (0..env.world).map(peer).collect();
+        let status = Arc::new(Status::new(env.rank, peers, page, slot));
+        status.fail(Error::NotJoined { rank: env.rank });
+        let wiring = Wiring {
+            hosts: Hosts::one(env.world),
+            origin: Some(Origin::Store {
+                server: None,
+                address,
+                prefix: bootstrap::keys(&env),
+            }),
+            ..Wiring::alone(status, &options)
+        };
+        let flight = Flight::new(&env, Identity::of(&env));
+        Self::assemble(env, options, wiring, flight)
+    }
+
     /// Forms the newest generation, and the one after it if ranks are lost meanwhile.
-    fn await_successor(&self, store: &str, root: &str) -> Result<Self, Error> {
+    fn await_successor(&self, store: &str) -> Result<Self, Error> {
         let status = &self.member().status;
         let (page, slot) = (self.page(), self.slot());
         let first_rank = status.started(self.rank()) - slot.index();
         let mut failed = status.generation();
-        let mut why = status.health().expect_err("this group has failed");
+        let mut why = status.health().err();
+        let limit = match self.is_joining() {
+            // The others go on without it, and take it in when they come to it.
+            true => Duration::MAX,
+            false => self.timeout().saturating_add(LAUNCHER_TIMEOUT),
+        };
         loop {
             slot.set_awaits(Some(failed));
-            let limit = self.timeout().saturating_add(LAUNCHER_TIMEOUT);
             let Some(generation) = page.wait_generation(failed, limit) else {
                 slot.set_awaits(None);
                 return Err(match page.revocation() {
@@ -111,7 +215,9 @@ impl ProcessGroup {
                         culprit: None,
                         text: cause.text,
                     },
-                    None => why,
+                    None => why.unwrap_or(Error::NoRecovery {
+                        reason: "the launcher has published no next generation",
+                    }),
                 });
             };
             let succession = Succession {
@@ -119,13 +225,14 @@ impl ProcessGroup {
                 first_rank,
                 page,
                 store,
-                root,
             };
             match self.form(&succession) {
                 Ok(group) => {
                     slot.set_awaits(None);
                     return Ok(group);
                 }
+                // The others wait for an invitation that has this process in it.
+                Err(Error::Fenced { .. }) if self.is_joining() => failed = generation.number,
                 Err(error @ Error::Fenced { .. }) => return Err(error),
                 Err(error) => {
                     // Whatever it is, it may be due to another rank that was lost, which the launcher knows.
@@ -137,7 +244,7 @@ impl ProcessGroup {
                     {
                         slot.set_victim_of(culprit, generation.number);
                     }
-                    (failed, why) = (generation.number, error);
+                    (failed, why) = (generation.number, Some(error));
                 }
             }
         }
@@ -427,5 +534,88 @@ mod tests {
             let says = "the launcher ended the job: too few are left";
             assert_eq!(error.to_string(), says);
         });
+    }
+
+    #[test]
+    fn a_replacement_joins_where_the_others_agree() {
+        for transport in [Transport::Shm, Transport::Tcp] {
+            let all_know = Barrier::new(3);
+            launched(3, transport, |page, group| {
+                let mut started = group.rank();
+                let mut group = group;
+                assert!(group.declare_recovery());
+                group.declare_admission();
+                group.barrier().unwrap();
+                if started == 1 {
+                    page.end_generation(0, 1);
+                    page.publish_generation(&[0, 2]);
+                    let env = group.env().clone();
+                    let same = GroupOptions {
+                        transport,
+                        arena_bytes: Some(1 << 20),
+                        ..options(Duration::from_secs(30))
+                    };
+                    drop(group);
+                    all_know.wait();
+                    // This thread is the process that the launcher starts.
+                    page.clear_slot(1);
+                    let env = WorkerEnv {
+                        replacement: 1,
+                        ..env
+                    };
+                    group = ProcessGroup::connect(env, &same).unwrap();
+                    let error = group.all_reduce(&mut [0.0], ReduceOp::Sum).unwrap_err();
+                    assert!(matches!(error, Error::NotJoined { rank: 1 }), "{error}");
+                    assert!(group.barrier().is_err() && group.is_joining());
+                    let invite = || {
+                        while !page.slot(1).is_ready_to_join() {
+                            std::thread::yield_now();
+                        }
+                        page.invite_generation(&[0, 2, 1])
+                    };
+                    group = std::thread::scope(|scope| {
+                        let joined = scope.spawn(|| group.next_generation().unwrap());
+                        assert_eq!(invite(), 2);
+                        joined.join().unwrap()
+                    });
+                    group.declare_joined();
+                    assert!(!group.is_joining());
+                    started = 10;
+                } else {
+                    group.barrier().unwrap_err();
+                    group = group.next_generation().unwrap();
+                    assert_eq!((group.world(), group.generation()), (2, 1));
+                    all_know.wait();
+                    loop {
+                        let mut wants = [i32::from(group.is_invited())];
+                        group.all_reduce(&mut wants, ReduceOp::Max).unwrap();
+                        if wants == [1] {
+                            break;
+                        }
+                    }
+                    let next = group.admit().unwrap();
+                    // Nothing has failed.
+                    group.health().unwrap();
+                    group = next;
+                }
+                assert_eq!((group.world(), group.generation()), (3, 2));
+                let ranks = [0, 2, 1];
+                assert_eq!(group.rank(), ranks[group.slot().index()]);
+                assert!(!group.is_invited());
+                assert_eq!(sum(&group, started), 12.0);
+            });
+        }
+    }
+
+    #[test]
+    fn a_replacement_needs_a_launcher() {
+        let env = WorkerEnv {
+            world: 2,
+            local_world: 2,
+            replacement: 1,
+            ..WorkerEnv::alone()
+        };
+        let error = ProcessGroup::connect(env, &GroupOptions::default()).unwrap_err();
+        assert!(matches!(error, Error::NoRecovery { .. }), "{error}");
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct Member {
 impl ProcessGroup {
     /// Joins the group that this process's environment describes; a world of one when it describes none.
     ///
+    /// A process that the launcher has started in place of a lost rank gets a group that it [is not in yet](Self::is_joining).
+    ///
     /// *Blocks*: until all ranks have joined, at most `options.timeout`.
     ///
     /// *Errors*: names the variable that is wrong, or the ranks that never came.
@@ -112,6 +114,9 @@ impl ProcessGroup {
                 value: format!("{}/{}", env.rank, env.world),
                 expected: "a rank below a world size of 1 to 1024",
             });
+        }
+        if env.replacement > 0 {
+            return Self::to_join(env, options);
         }
         let flight = Flight::new(&env, Identity::of(&env));
         let wiring = if env.world == 1 {

@@ -235,6 +235,7 @@ impl Status {
             return;
         };
         let error = self.latch.lock().clone();
+        let error = error.filter(|error| !matches!(error, Error::NotJoined { .. }));
         if let Some(error) = error {
             flight.failed(recorder, &error, &activity(&self.board.slot));
         }

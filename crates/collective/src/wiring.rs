@@ -57,8 +57,6 @@ pub(crate) enum Origin {
         address: String,
         /// Prefix of the group's keys.
         prefix: String,
-        /// Prefix of the keys of the first generation of the group of all ranks.
-        root: String,
     },
     /// This process.
     Hub(Arc<Hub>),

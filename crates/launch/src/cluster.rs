@@ -484,6 +484,7 @@ impl<'a> NodeAgent<'a> {
             master_port: ports.master,
             store: join(first_addr, ports.store),
             restarts: record.restarts,
+            replacements_max: 0,
         }
     }
 

@@ -58,8 +58,10 @@ pub struct WorkerState {
     pub stopped: bool,
     /// Since when, counted from the job's start, it has waited for the next generation because of the rank it blames.
     pub waits_since: Option<Duration>,
-    /// Whether the newest generation goes on without it: nothing that it does is a failure any more.
+    /// Whether the generation that has begun goes on without it: nothing that it does is a failure of the job.
     pub is_out: bool,
+    /// Whether it replaces a lost rank and has not the job's state yet.
+    pub is_new: bool,
 }
 
 /// How long the judge waits before it takes silence for an answer.
@@ -252,7 +254,7 @@ fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option
         .iter()
         .enumerate()
         // A stopped process makes no progress in an operation that all others have finished.
-        .filter(|(_, worker)| worker.exit.is_none() && !worker.stopped)
+        .filter(|(_, worker)| worker.exit.is_none() && !worker.stopped && !worker.is_out)
         .filter_map(|(other, worker)| {
             worker
                 .in_collective_since

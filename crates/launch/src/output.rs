@@ -142,8 +142,8 @@ impl Output {
             host: report::host(),
             attempt_number,
             threads: Vec::new(),
-            tails: Vec::new(),
-            traffic: Vec::new(),
+            tails: (0..job.nproc).map(|_| Arc::default()).collect(),
+            traffic: (0..job.nproc).map(|_| Arc::default()).collect(),
             newest: Newest::default(),
             shared: Arc::new(reader::Shared {
                 notes: Mutex::default(),
@@ -165,11 +165,14 @@ impl Output {
         Some(attempt.error_file(local_rank))
     }
 
-    /// Starts reading the next rank; ranks come in the order of their local ranks.
+    /// Starts reading a rank's output. A process that takes another one's place continues its log files.
     pub(crate) fn attach(&mut self, env: &WorkerEnv, mut pipes: Pipes) -> Result<(), LaunchError> {
         // Half a line is no record.
         pipes.is_interactive &= self.options.format == LogFormat::Text;
-        let local_rank = self.tails.len();
+        let local_rank = env.local_rank;
+        if let (Some(attempt), true) = (&self.attempt, env.replacement > 0) {
+            self.logs[local_rank] = attempt.open(local_rank, &self.options)?.map(Some);
+        }
         let formatter = Formatter {
             options: self.options.clone(),
             host: self.host.clone(),
@@ -188,19 +191,15 @@ impl Output {
             let console = Console::new(formatter, shown, Arc::clone(&self.newest));
             self.spawn("paceline/console".to_owned(), move || console.run(&batches))?;
         }
-        let tails = Arc::<Mutex<Tails>>::default();
-        self.tails.push(Arc::clone(&tails));
-        let traffic = Arc::<Traffic>::default();
-        self.traffic.push(Arc::clone(&traffic));
+        let tails = Arc::clone(&self.tails[local_rank]);
+        *lock(&tails) = Tails::default();
+        let traffic = Arc::clone(&self.traffic[local_rank]);
         let reader = Reader {
             local_rank,
             rank: env.rank,
+            replaces: env.replacement > 0,
             prefix,
-            logs: self
-                .logs
-                .get_mut(local_rank)
-                .map(std::mem::take)
-                .unwrap_or_default(),
+            logs: std::mem::take(&mut self.logs[local_rank]),
             shows: self.shows(local_rank),
             console: self.to_console.clone(),
             tails,

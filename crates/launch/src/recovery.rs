@@ -1,8 +1,14 @@
-//! Live recovery: which ranks form the next generation after a failure, and what has to happen first. Pure decisions.
+//! Live recovery: which ranks form the next generation after a failure, and who takes the places of the lost ones. Pure decisions.
 //!
 //! A failure belongs to one generation. Its culprit has to be dead before the next one is published, so that it can change
-//! nothing. All other living ranks are members, if each of them has said that it goes on. So generations only get smaller,
-//! and a job with `n` ranks has at most `n` of them.
+//! nothing. All other living ranks are members, if each of them has said that it goes on.
+//!
+//! A lost rank's place gets a new process, as often as the job may. The others go on meanwhile. When the process is ready, they
+//! are invited to a generation with it, and follow when they have agreed among themselves. Until it has the job's state it counts
+//! as new: a generation that follows a failure leaves it out, because the others may be within a step then, and an invitation comes
+//! again. So every generation that has begun has a rank with the state, or the job starts again from a checkpoint.
+//!
+//! Replacements get the highest ranks: rank 0 is always the one that has been there for the longest time.
 
 use std::str::FromStr;
 
@@ -11,7 +17,8 @@ use crate::judge::WorkerState;
 /// What becomes of a job whose ranks are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recovery {
-    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node only.
+    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node only. Lost ranks are
+    /// replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Live,
     /// All ranks are started again, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     #[default]
@@ -60,32 +67,153 @@ pub(crate) enum Impossible {
     NotAble(usize),
 }
 
-/// What follows the failure of `culprit`; `recovers` are the ranks that have said they go on.
-pub(crate) fn next(
-    states: &[WorkerState],
-    recovers: impl Fn(usize) -> bool,
-    culprit: usize,
-) -> Result<Next, Impossible> {
-    let ranks = 0..states.len();
-    let lives = |rank: &usize| !states[*rank].is_out && states[*rank].exit.is_none();
-    let members: Vec<usize> = (ranks.clone())
-        .filter(|rank| lives(rank) && *rank != culprit)
-        .collect();
-    if members.is_empty() {
-        return Err(Impossible::NobodyLeft);
+/// What is due while no member has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// A replacement has ended before it was admitted. `is_invited`: the members form a generation without it.
+    Lost { rank: usize, is_invited: bool },
+    /// A process for a lost rank's place.
+    Start(usize),
+    /// An invitation to these, in the order of their ranks.
+    Invite(Vec<usize>),
+}
+
+/// What the launcher sees of the ranks.
+pub(crate) struct Seen<'a> {
+    pub(crate) states: &'a [WorkerState],
+    /// Whether a rank takes in replacements.
+    pub(crate) admits: &'a dyn Fn(usize) -> bool,
+    /// Whether a replacement is ready.
+    pub(crate) is_ready: &'a dyn Fn(usize) -> bool,
+}
+
+/// Which ranks are in the generation that has begun, and who is to take the other places.
+#[derive(Debug, Clone)]
+pub(crate) struct Roster {
+    /// In the order of their ranks.
+    members: Vec<usize>,
+    invited: Vec<usize>,
+    /// Replacements that start or wait.
+    starting: Vec<usize>,
+    /// Places of lost ranks.
+    empty: Vec<usize>,
+    /// How many replacements may still be started.
+    left: u32,
+    started: u32,
+}
+
+impl Roster {
+    pub(crate) fn new(ranks: usize, replacements_max: u32) -> Self {
+        Self {
+            members: (0..ranks).collect(),
+            invited: Vec::new(),
+            starting: Vec::new(),
+            empty: Vec::new(),
+            left: replacements_max,
+            started: 0,
+        }
     }
-    if let Some(unable) = members.iter().find(|rank| !recovers(**rank)) {
-        return Err(Impossible::NotAble(*unable));
+
+    pub(crate) fn members(&self) -> &[usize] {
+        &self.members
     }
-    if lives(&culprit) {
-        return Ok(Next::Kill);
+
+    /// How many replacements have been started.
+    pub(crate) fn started(&self) -> u32 {
+        self.started
     }
-    let failed = |rank: &usize| {
-        let state = &states[*rank];
-        !state.is_out && (*rank == culprit || state.exit.is_some_and(|exit| exit.is_failure()))
-    };
-    let lost = ranks.filter(failed).collect();
-    Ok(Next::GoOn { members, lost })
+
+    /// How many more may be.
+    pub(crate) fn left(&self) -> u32 {
+        self.left
+    }
+
+    /// Whether a replacement is on its way.
+    pub(crate) fn is_changing(&self) -> bool {
+        !self.starting.is_empty() || !self.invited.is_empty()
+    }
+
+    /// Starts no more replacements: they would fail the same way.
+    pub(crate) fn start_no_more(&mut self) {
+        self.left = 0;
+    }
+
+    /// What follows the failure of `culprit`; `recovers` are the ranks that have said they go on.
+    pub(crate) fn after_failure(
+        &self,
+        states: &[WorkerState],
+        recovers: impl Fn(usize) -> bool,
+        culprit: usize,
+    ) -> Result<Next, Impossible> {
+        let lives = |rank: &usize| states[*rank].exit.is_none();
+        let can_go_on = |rank: &usize| lives(rank) && *rank != culprit && !states[*rank].is_new;
+        let members = self.members.iter().copied().filter(can_go_on);
+        let members: Vec<usize> = members.collect();
+        if members.is_empty() {
+            return Err(Impossible::NobodyLeft);
+        }
+        if let Some(unable) = members.iter().find(|rank| !recovers(**rank)) {
+            return Err(Impossible::NotAble(*unable));
+        }
+        if lives(&culprit) {
+            return Ok(Next::Kill);
+        }
+        let failed = |rank: &usize| {
+            *rank == culprit || states[*rank].exit.is_some_and(|exit| exit.is_failure())
+        };
+        let lost = self.members.iter().copied().filter(failed).collect();
+        Ok(Next::GoOn { members, lost })
+    }
+
+    /// The members form a generation by themselves.
+    pub(crate) fn go_on(&mut self, members: &[usize], states: &[WorkerState]) {
+        for rank in std::mem::replace(&mut self.members, members.to_vec()) {
+            match states[rank].exit {
+                _ if members.contains(&rank) => {}
+                None => self.starting.push(rank),
+                Some(exit) if exit.is_failure() => self.empty.push(rank),
+                // It left by itself, and another process would do the same.
+                Some(_) => {}
+            }
+        }
+        self.starting.append(&mut self.invited);
+    }
+
+    /// The members have followed the invitation. Returns the replacements that they have admitted.
+    pub(crate) fn admit(&mut self) -> Vec<usize> {
+        self.members.extend(&self.invited);
+        std::mem::take(&mut self.invited)
+    }
+
+    /// The next thing to do about the places of lost ranks, which counts as done.
+    pub(crate) fn due(&mut self, seen: &Seen<'_>) -> Option<Due> {
+        let has_ended = |rank: &usize| seen.states[*rank].exit.is_some();
+        for (ranks, is_invited) in [(&mut self.invited, true), (&mut self.starting, false)] {
+            if let Some(at) = ranks.iter().position(has_ended) {
+                let rank = ranks.remove(at);
+                self.empty.push(rank);
+                return Some(Due::Lost { rank, is_invited });
+            }
+        }
+        // The job ends, or a failure is being looked into.
+        if self.members.iter().any(has_ended) {
+            return None;
+        }
+        let admits = |rank: &usize| (seen.admits)(*rank) || seen.states[*rank].is_new;
+        if self.left > 0 && self.members.iter().all(admits) && !self.empty.is_empty() {
+            let rank = self.empty.remove(0);
+            (self.left, self.started) = (self.left - 1, self.started + 1);
+            self.starting.push(rank);
+            return Some(Due::Start(rank));
+        }
+        if !self.invited.is_empty() {
+            return None;
+        }
+        let ready = |rank: &mut usize| (seen.is_ready)(*rank);
+        self.invited = self.starting.extract_if(.., ready).collect();
+        let all = self.members.iter().chain(&self.invited).copied();
+        (!self.invited.is_empty()).then(|| Due::Invite(all.collect()))
+    }
 }
 
 #[cfg(test)]

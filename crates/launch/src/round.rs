@@ -13,6 +13,7 @@ use crate::memory;
 use crate::orphans::Orphans;
 use crate::output::{self, Output};
 use crate::plan::Plan;
+use crate::recovery::Roster;
 use crate::report::{Failure, Node};
 use crate::signals::Signals;
 use crate::stop::{Asked, Stop, is_well, stop_of};
@@ -63,6 +64,8 @@ pub(crate) struct NodePlace {
     pub(crate) store: String,
     /// Restarts of the job so far.
     pub(crate) restarts: u32,
+    /// How many lost ranks may be replaced.
+    pub(crate) replacements_max: u32,
 }
 
 impl NodePlace {
@@ -87,6 +90,8 @@ pub(crate) struct RoundEnd {
     /// Whether all ranks ended well by themselves.
     pub(crate) is_well: bool,
     pub(crate) left_behind: Vec<u32>,
+    /// How many lost ranks were replaced.
+    pub(crate) replaced: u32,
     pub(crate) notes: Vec<String>,
 }
 
@@ -134,7 +139,9 @@ pub(crate) fn run(
         watchdog: launcher.watchdog,
         orphans: launcher.orphans,
         stalls: &stalls,
-        output: &output,
+        plan: launcher.plan,
+        launcher_id: launcher.id,
+        output: &mut output,
         place,
         coordinator,
         started,
@@ -145,6 +152,7 @@ pub(crate) fn run(
             ..Seen::default()
         },
         generation: 0,
+        roster: Roster::new(job.nproc, place.replacements_max),
         given_up: None,
     };
     supervisor.run();
@@ -181,6 +189,7 @@ pub(crate) fn run(
         stop: stop_of(seen.asked, &ends).filter(|_| !seen.is_saved || seen.asked.is_some()),
         is_well: is_well && !seen.is_ordered,
         left_behind,
+        replaced: seen.replaced,
         notes,
     })
 }

@@ -14,7 +14,7 @@ use crate::supervise::{Coordinator, Seen};
 pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
     let job = launcher.job;
     let begun = Instant::now();
-    let (mut restarts, mut notes) = (0, Vec::new());
+    let (mut restarts, mut replaced, mut notes) = (0, 0, Vec::new());
     let mut failed: Option<(String, Instant)> = None;
     loop {
         // A new store for each round: no key of an older one is in it.
@@ -32,17 +32,19 @@ pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
             },
             store: store.addr().to_string(),
             restarts,
+            replacements_max: job.max_restarts - restarts - replaced,
         };
         let mut budget = Budget {
-            has_restart: restarts < job.max_restarts,
+            left: place.replacements_max,
             failed_at: None,
         };
         let notice = || {
             if let Some((what, at)) = &failed {
-                notice(what, restarts, job.max_restarts, *at);
+                notice(what, restarts + replaced, job.max_restarts, *at);
             }
         };
         let end = round::run(launcher, &place, &mut budget, notice)?;
+        replaced += end.replaced;
         notes.extend(end.notes);
         match (&end.failure, budget.failed_at) {
             (Some(failure), Some(at)) if end.asked.is_none() && end.left_behind.is_empty() => {
@@ -84,7 +86,8 @@ pub(crate) fn free_port() -> std::io::Result<u16> {
 /// Ends the other ranks as soon as one has failed, if there is a restart to come.
 #[derive(Debug)]
 struct Budget {
-    has_restart: bool,
+    /// Restarts and replacements that were left when the round began.
+    left: u32,
     failed_at: Option<Instant>,
 }
 
@@ -95,7 +98,7 @@ impl Coordinator for Budget {
 
     fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
         let may_restart = |failure: &Failure| failure.is_for_good().is_none();
-        let is_due = self.has_restart
+        let is_due = seen.replaced < self.left
             && seen.failure.as_ref().is_some_and(may_restart)
             && seen.asked.is_none();
         if is_due && self.failed_at.is_none() {

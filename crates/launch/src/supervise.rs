@@ -12,7 +12,8 @@ use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
 use crate::output::Output;
-use crate::recovery::{self, Next};
+use crate::plan::Plan;
+use crate::recovery::{self, Due, Next, Roster};
 use crate::report::{Failure, FailureKind, count};
 use crate::round::NodePlace;
 use crate::signals::{self, Signals};
@@ -20,12 +21,14 @@ use crate::stall::Monitor;
 use crate::stop::{Asked, Meaning, is_excused, meaning};
 use crate::watchdog::Watchdog;
 use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
-use crate::workers::Workers;
+use crate::workers::{Shared, Workers};
 
 /// How often the launcher looks for orphans that have ended, which no event announces.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 /// Once a rank is gone, the pause between two looks for others that wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
+/// While a lost rank's replacement is on its way, the pause between two looks at the page.
+const JOIN_LOOK: Duration = Duration::from_millis(10);
 
 /// One job while it runs.
 #[derive(Debug)]
@@ -37,7 +40,10 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
     pub(crate) stalls: &'a Monitor,
-    pub(crate) output: &'a Output,
+    pub(crate) plan: &'a Plan,
+    /// The value of `PACELINE_LAUNCHER`.
+    pub(crate) launcher_id: &'a str,
+    pub(crate) output: &'a mut Output,
     pub(crate) place: &'a NodePlace,
     pub(crate) coordinator: &'a mut dyn Coordinator,
     pub(crate) started: Instant,
@@ -45,8 +51,9 @@ pub(crate) struct Supervisor<'a> {
     /// When the stage ends.
     pub(crate) until: Option<Instant>,
     pub(crate) seen: Seen,
-    /// The newest generation of the ranks.
+    /// The newest generation of the ranks that has begun.
     pub(crate) generation: u32,
+    pub(crate) roster: Roster,
     /// The failure of a rank that is being killed so that the others can go on, and when it has to have ended.
     pub(crate) given_up: Option<(Failure, Instant)>,
 }
@@ -76,6 +83,8 @@ pub(crate) struct Seen {
     pub(crate) notes: Vec<String>,
     /// Ranks that were lost while the others went on, one sentence for each generation.
     pub(crate) incidents: Vec<String>,
+    /// How many processes were started in place of lost ranks.
+    pub(crate) replaced: u32,
     /// When the first rank was started.
     pub(crate) started: Option<Instant>,
 }
@@ -110,6 +119,7 @@ impl Supervisor<'_> {
             let mut look_again = None;
             if self.seen.failure.is_none() && !is_ordered {
                 look_again = self.look_for_a_cause();
+                look_again = look_again.into_iter().chain(self.fill_places()).min();
                 if self.seen.failure.is_some() && self.stage == Stage::Running {
                     self.enter(Stage::Reporting, self.job.report_time);
                 }
@@ -118,6 +128,7 @@ impl Supervisor<'_> {
             if let Some(how) = order {
                 self.obey(how);
             }
+            self.dismiss_replacements();
             if self.workers.alive().next().is_none() {
                 return;
             }
@@ -231,20 +242,29 @@ impl Supervisor<'_> {
 
     /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
     fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
+        let is_new = self.workers.states[failure.local_rank].is_new;
         let is_live = self.job.recovers_live()
             && self.stage == Stage::Running
-            && failure.is_for_good().is_none()
+            && (is_new || failure.is_for_good().is_none())
             && !self.page.is_revoked();
         let recovers = |rank| self.page.slot(rank).recovers();
         let states = &self.workers.states;
-        let next = is_live.then(|| recovery::next(states, recovers, failure.local_rank));
-        match next {
+        let next = || {
+            let culprit = failure.local_rank;
+            self.roster.after_failure(states, recovers, culprit)
+        };
+        match is_live.then(next) {
             Some(Ok(Next::GoOn { members, lost })) => {
-                self.publish(failure, &members, lost);
+                if is_new && failure.is_for_good().is_some() {
+                    self.roster.start_no_more();
+                }
+                let incidents = self.incidents(&failure, lost);
+                self.publish(failure.rank, &members, &incidents.join("; "));
                 Some(Instant::now())
             }
             Some(Ok(Next::Kill)) if !was_killed => {
-                self.page.end_generation(self.generation, failure.rank);
+                let newest = self.page.newest_generation();
+                self.page.end_generation(newest, failure.rank);
                 self.workers.kill(failure.local_rank);
                 let until = Instant::now() + KILLED_ENDS_WITHIN;
                 self.given_up = Some((failure, until));
@@ -263,13 +283,8 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Publishes the next generation, and says on standard error why there is one.
-    fn publish(&mut self, failure: Failure, members: &[usize], lost: Vec<usize>) {
-        self.page.end_generation(self.generation, failure.rank);
-        if let Some(first) = members.first() {
-            self.output.show_first(*first);
-        }
-        self.generation = self.page.publish_generation(members);
+    /// A sentence for each rank that was lost.
+    fn incidents(&self, failure: &Failure, lost: Vec<usize>) -> Vec<String> {
         let now = self.started.elapsed();
         let incidents = lost.into_iter().map(|rank| {
             let how = self.workers.states[rank].exit.map(|exit| exit.how);
@@ -278,16 +293,135 @@ impl Supervisor<'_> {
                 None => failure.incident(),
             }
         });
-        let incidents: Vec<String> = incidents.collect();
-        for (rank, state) in self.workers.states.iter_mut().enumerate() {
-            state.is_out |= !members.contains(&rank);
-            state.waits_since = None;
+        incidents.collect()
+    }
+
+    /// Publishes the next generation, without global rank `culprit`, and says on standard error why there is one.
+    fn publish(&mut self, culprit: usize, members: &[usize], incidents: &str) {
+        let newest = self.page.newest_generation();
+        self.page.end_generation(newest, culprit);
+        if let Some(first) = members.first() {
+            self.output.show_first(*first);
         }
+        self.generation = self.page.publish_generation(members);
+        self.roster.go_on(members, &self.workers.states);
+        self.mark_members();
         let verb = if members.len() == 1 { "goes" } else { "go" };
         let left = count(members.len(), "rank");
-        let incident = format!("{}; {left} {verb} on", incidents.join("; "));
+        let mut incident = format!("{incidents}; {left} {verb} on");
+        if self.roster.left() == 0 && self.roster.started() > 0 {
+            incident.push_str(", no restart is left for a replacement");
+        }
+        self.note_incident(incident);
+    }
+
+    /// Takes note that the ranks have followed an invitation.
+    fn note_admitted(&mut self) {
+        let begun = self.page.begun_generation();
+        if begun == self.generation {
+            return;
+        }
+        self.generation = begun;
+        let admitted = self.roster.admit();
+        self.mark_members();
+        let now = count(self.roster.members().len(), "rank");
+        for rank in admitted {
+            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
+            self.note_incident(format!(
+                "rank {global} (pid {pid}) joins as a replacement; {now} go on"
+            ));
+        }
+    }
+
+    fn note_incident(&mut self, incident: String) {
         eprintln!("{incident}");
         self.seen.incidents.push(incident);
+    }
+
+    fn mark_members(&mut self) {
+        for (rank, state) in self.workers.states.iter_mut().enumerate() {
+            state.is_out = !self.roster.members().contains(&rank);
+            state.waits_since = None;
+        }
+    }
+
+    /// Starts processes in place of lost ranks and invites the others to admit them. Says when to look again.
+    fn fill_places(&mut self) -> Option<Instant> {
+        let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
+        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
+            return None;
+        }
+        loop {
+            let page = self.page;
+            let seen = recovery::Seen {
+                states: &self.workers.states,
+                admits: &|rank| page.slot(rank).admits(),
+                is_ready: &|rank| page.slot(rank).is_ready_to_join(),
+            };
+            match self.roster.due(&seen) {
+                Some(Due::Lost { rank, is_invited }) => self.lose_replacement(rank, is_invited),
+                Some(Due::Start(rank)) => self.start_replacement(rank),
+                Some(Due::Invite(members)) => {
+                    self.page.invite_generation(&members);
+                }
+                None => break,
+            }
+        }
+        let soon = Instant::now() + JOIN_LOOK;
+        self.roster.is_changing().then_some(soon)
+    }
+
+    fn start_replacement(&mut self, rank: usize) {
+        let shared = Shared {
+            page: self.page,
+            place: self.place,
+            launcher_id: self.launcher_id,
+            watchdog: self.watchdog,
+        };
+        let number = self.roster.started();
+        let (job, plan) = (self.job, self.plan);
+        let started = (self.workers).replace(job, plan, &shared, self.output, (rank, number));
+        self.seen.replaced = number;
+        if let Err(error) = started {
+            self.roster.start_no_more();
+            let rank = self.place.first_rank + rank;
+            self.note_incident(format!("rank {rank} is not replaced: {error}"));
+        }
+    }
+
+    /// A replacement has ended before the others admitted it.
+    fn lose_replacement(&mut self, rank: usize, is_invited: bool) {
+        let Some(exit) = self.workers.states[rank].exit else {
+            return;
+        };
+        let failure = self.describe(rank, Fault::Ended(exit.how), None, exit.at);
+        if failure.is_for_good().is_some() || exit.how.is_success() {
+            self.roster.start_no_more();
+        }
+        let incident = format!("replacement of {}", failure.incident());
+        if is_invited {
+            let members = self.roster.members().to_vec();
+            return self.publish(failure.rank, &members, &incident);
+        }
+        let none_left = match self.roster.left() {
+            0 => "; no restart is left for another one",
+            _ => "",
+        };
+        self.note_incident(format!("{incident}{none_left}"));
+    }
+
+    /// Ends the replacements that wait for ranks that have all ended.
+    fn dismiss_replacements(&self) {
+        let states = &self.workers.states;
+        let is_over = self.seen.failure.is_some()
+            || self.seen.asked.is_some_and(Asked::is_ending)
+            || (states.iter()).all(|state| state.is_out || state.exit.is_some());
+        if is_over {
+            let waiting = self.workers.alive().map(|(rank, _)| rank);
+            waiting
+                .filter(|rank| states[*rank].is_out)
+                .for_each(|rank| self.workers.kill(rank));
+        }
     }
 
     /// Tells the ranks and keeps the failure for the report.
@@ -321,6 +455,7 @@ impl Supervisor<'_> {
 
     fn read_page(&mut self) {
         let now = self.started.elapsed();
+        self.note_admitted();
         for rank in 0..self.workers.states.len() {
             let (slot, pid) = (self.page.slot(rank), self.workers.pid(rank));
             let blames = slot.victim_in(self.generation);
@@ -328,6 +463,7 @@ impl Supervisor<'_> {
             let waits = slot.awaits() == Some(self.generation);
             let state = &mut self.workers.states[rank];
             state.blames = blames;
+            state.is_new &= !slot.has_joined();
             state.waits_since = waits.then(|| state.waits_since.unwrap_or(now));
             state.in_collective_since = slot
                 .activity()

@@ -60,39 +60,76 @@ impl Workers {
             first_rank: shared.place.first_rank,
         };
         for rank in 0..job.nproc {
-            let mut env = worker_env(job, rank, shared);
-            env.local_cores = plan.bound.as_ref().map(|bound| bound.cores.min(plan.cores));
-            env.error_file = output
-                .error_file(rank)
-                .and_then(|path| path.into_os_string().into_string().ok());
-            let mut command = process(job, plan, &env);
-            command.env(LAUNCHER_VARIABLE, shared.launcher_id);
-            command.envs(plan.visible.get(rank).into_iter().flatten().cloned());
-            let cpus = plan.bound.as_ref().map(|bound| bound.cpus[rank].mask());
-            let stdin = match job.stdin == Some(shared.place.first_rank + rank) {
-                true => Input::of_launcher(),
-                false => Input::Null,
-            };
-            let (worker, pipes) =
-                Worker::spawn(&mut command, shared.page, cpus, stdin).map_err(|source| {
-                    let rank = shared.place.first_rank + rank;
-                    let program = plan.program.display();
-                    let missing = source.kind() == io::ErrorKind::NotFound;
-                    LaunchError::Machine {
-                        message: format!("rank {rank} could not be started as `{program}`"),
-                        hint: missing.then(|| {
-                            "the interpreter named in the file's first line does not exist".into()
-                        }),
-                        source: Some(source),
-                    }
-                })?;
-            shared.watchdog.guard_group(worker.pid());
+            let worker = workers.spawn(job, plan, shared, output, (rank, 0))?;
             workers.processes.push(worker);
             workers.states.push(WorkerState::default());
             workers.tell(rank, true);
-            output.attach(&env, pipes)?;
         }
         Ok(workers)
+    }
+
+    /// Starts a process in the place of a rank that was lost and reaped; `number` tells it from other replacements.
+    pub(crate) fn replace(
+        &mut self,
+        job: &Job,
+        plan: &Plan,
+        shared: &Shared<'_>,
+        output: &mut Output,
+        (rank, number): (usize, u32),
+    ) -> Result<(), LaunchError> {
+        shared.page.clear_slot(rank);
+        self.processes[rank] = self.spawn(job, plan, shared, output, (rank, number))?;
+        self.states[rank] = WorkerState {
+            is_out: true,
+            is_new: true,
+            ..WorkerState::default()
+        };
+        self.tell(rank, true);
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        job: &Job,
+        plan: &Plan,
+        shared: &Shared<'_>,
+        output: &mut Output,
+        (rank, replacement): (usize, u32),
+    ) -> Result<Worker, LaunchError> {
+        let mut env = worker_env(job, rank, shared);
+        env.replacement = replacement;
+        env.local_cores = plan.bound.as_ref().map(|bound| bound.cores.min(plan.cores));
+        env.error_file = output
+            .error_file(rank)
+            .and_then(|path| path.into_os_string().into_string().ok());
+        let mut command = process(job, plan, &env);
+        command.env(LAUNCHER_VARIABLE, shared.launcher_id);
+        command.envs(plan.visible.get(rank).into_iter().flatten().cloned());
+        let cpus = plan.bound.as_ref().map(|bound| bound.cpus[rank].mask());
+        let stdin = match job.stdin == Some(shared.place.first_rank + rank) {
+            true => Input::of_launcher(),
+            false => Input::Null,
+        };
+        let (worker, pipes) =
+            Worker::spawn(&mut command, shared.page, cpus, stdin).map_err(|source| {
+                let rank = shared.place.first_rank + rank;
+                let program = plan.program.display();
+                let missing = source.kind() == io::ErrorKind::NotFound;
+                LaunchError::Machine {
+                    message: format!("rank {rank} could not be started as `{program}`"),
+                    hint: missing.then(|| {
+                        "the interpreter named in the file's first line does not exist".into()
+                    }),
+                    source: Some(source),
+                }
+            })?;
+        shared.watchdog.guard_group(worker.pid());
+        if let Err(error) = output.attach(&env, pipes) {
+            worker.signal_group(Signal::KILL);
+            worker.wait_and_reap(KILLED_ENDS_WITHIN);
+            return Err(error);
+        }
+        Ok(worker)
     }
 
     /// Begins to look for ranks that hang.

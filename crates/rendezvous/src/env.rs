@@ -39,7 +39,11 @@ pub const FLIGHT_RECORDS_MAX: usize = 65_536;
 
 /// Variables that a launcher sets for some ranks only and that describe that rank alone: a launcher that such a rank
 /// starts must not pass them on.
-pub const SOMETIMES_SET: [&str; 2] = [names::PACELINE_LOCAL_RANK, names::PACELINE_LOCAL_CORES];
+pub const SOMETIMES_SET: [&str; 3] = [
+    names::PACELINE_LOCAL_RANK,
+    names::PACELINE_LOCAL_CORES,
+    names::PACELINE_REPLACEMENT,
+];
 
 /// Variables that a launcher sets for its ranks if its own environment does not have them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
@@ -94,6 +98,8 @@ pub struct WorkerEnv {
     pub restart_count: u32,
     /// How often the launcher restarts at most.
     pub max_restarts: u32,
+    /// Number of this process, from 1, among those that were started in place of lost ranks; 0 for the others.
+    pub replacement: u32,
     /// torchrun's role name.
     pub role: String,
     /// Where torch's `@record` writes the error of this rank.
@@ -231,6 +237,7 @@ impl WorkerEnv {
             run_id: text(names::TORCHELASTIC_RUN_ID, "none"),
             restart_count: vars.parsed(names::TORCHELASTIC_RESTART_COUNT)?.unwrap_or(0),
             max_restarts: vars.parsed(names::TORCHELASTIC_MAX_RESTARTS)?.unwrap_or(0),
+            replacement: vars.parsed(names::PACELINE_REPLACEMENT)?.unwrap_or(0),
             role: text(names::ROLE_NAME, "default"),
             error_file: vars.text(names::TORCHELASTIC_ERROR_FILE),
             page_fd: vars.valid(names::PACELINE_PAGE_FD, |fd: &i32| *fd >= 0)?,
@@ -328,6 +335,12 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             number(is_virtual.then_some(worker.local_rank)),
         ),
         (names::PACELINE_LOCAL_CORES, number(worker.local_cores)),
+        (
+            names::PACELINE_REPLACEMENT,
+            Some(worker.replacement)
+                .filter(|number| *number > 0)
+                .map(|number| number.to_string()),
+        ),
         (names::PACELINE_STORE, worker.store.clone()),
         (
             names::PACELINE_PAGE_FD,

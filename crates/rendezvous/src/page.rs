@@ -15,11 +15,16 @@
 //!        76  because of        u32  rank + 1                48  polls stop  u32  0 no, 1 yes
 //!        80  changes (futex)   u32  of 64 to 76             52  stopped by  i32  signal, 0 = not stopped
 //!        84  recovers          u32  0 no, 1 yes             56  stopped at  u64  steps done
-//!       128  stop signal       i32  0 = none                64  misconfigured  u32  0 no, 1 yes
-//!       192  culprit           u32  rank + 1, 0 = none      68  recovers    u32  0 no, 1 yes
-//!       196  bytes of text     u32                          72  in generation  u32, and there
-//!       200  text, 1000 bytes                               76  victim of   u32  rank + 1, 0 = none
-//!                                                           80  member of   u32  the newest generation; 0 has all
+//!        88  begun             u32  the newest generation   64  misconfigured  u32  0 no, 1 yes
+//!                                   that ranks may form     68  recovers    u32  0 no, 1 yes
+//!       128  stop signal       i32  0 = none                72  in generation  u32, and there
+//!       192  culprit           u32  rank + 1, 0 = none      76  victim of   u32  rank + 1, 0 = none
+//!       196  bytes of text     u32                          80  member of   u32  even generation; 0 has all
+//!       200  text, 1000 bytes                               84  as          u32  rank in it + 1
+//!                                                           88  member of   u32  odd generation
+//!                                                           92  as          u32  rank in it + 1
+//!                                                           96  admits      u32  0 no, 1 yes
+//!                                                          100  joins       u32  0 no, 1 is ready, 2 has joined
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory

@@ -52,6 +52,8 @@ pub(crate) struct Reader {
     pub(crate) local_rank: usize,
     /// Its rank in the job.
     pub(crate) rank: usize,
+    /// Whether it has a lost rank's place.
+    pub(crate) replaces: bool,
     /// The prefix of its lines in the filtered files.
     pub(crate) prefix: String,
     pub(crate) logs: [Option<LogFile>; 2],
@@ -168,12 +170,20 @@ impl Reader {
         }
     }
 
+    /// Whether the console shows another rank in place of this one. A lost rank's last bytes are still shown.
+    fn is_behind(&self) -> bool {
+        let first = self.shared.first.load(Ordering::Acquire);
+        match self.replaces {
+            true => self.local_rank != first,
+            false => self.local_rank > first,
+        }
+    }
+
     /// Takes bytes, or the stream's end, apart into lines and notes where each goes.
     fn take(&mut self, stream: Stream, bytes: Option<&[u8]>) {
         let shows = match self.shows {
             Shows::Lines(shows) => shows[stream as usize],
-            // A lost rank's last bytes are still shown.
-            Shows::Raw if self.local_rank > self.shared.first.load(Ordering::Acquire) => false,
+            Shows::Raw if self.is_behind() => false,
             Shows::Raw => {
                 self.send(stream, Content::Raw(bytes.unwrap_or_default().to_vec()));
                 false

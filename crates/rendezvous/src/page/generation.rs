@@ -1,9 +1,16 @@
-//! Generations on the page: which local ranks go on after others are lost, and which generations are over.
+//! Generations on the page: which local ranks go on after others are lost or replaced, and which generations are over.
 //!
-//! Generation 0 has all slots. The launcher alone writes the later ones, in this order: the old generation is over; each
-//! member's slot gets the new number; the new number stands in the header. A generation is over for good, and the page with
-//! its newest generation goes on. If only "the page" were over, two ranks that look at different moments would form
-//! different groups and wait for each other.
+//! Generation 0 has all slots. The launcher alone publishes the later ones.
+//!
+//! - *After a loss*: the old generation is over; each member's slot gets the new number; the new number stands in the header, and
+//!   the new generation has begun.
+//! - *With replacements*, an invitation: the members' slots and the header get the new number, and the old generation goes on. Its
+//!   ranks agree on the moment, and the first of them to leave says that the new one has begun. A rank that is lost before that
+//!   ends both.
+//!
+//! So at most one generation follows the one that has begun. The slots hold their members by parity. A generation is over for good,
+//! and the page with its newest generation goes on. If only "the page" were over, two ranks that look at different moments would
+//! form different groups and wait for each other.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -11,12 +18,17 @@ use std::time::{Duration, Instant};
 use super::{JobPage, Revocation, Slot, layout};
 use crate::os;
 
+/// A replacement that has the job's environment and waits.
+const IS_READY: u32 = 1;
+/// A replacement that has the job's state.
+const HAS_JOINED: u32 = 2;
+
 /// A generation that ranks can form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
     /// 0 for the ranks that the job began with.
     pub number: u32,
-    /// Its slots, ascending.
+    /// Its slots, in the order of their ranks.
     pub members: Vec<usize>,
 }
 
@@ -31,6 +43,16 @@ impl JobPage {
         self.has_launcher() && self.header().recovers.load(SeqCst) != 0
     }
 
+    /// Number of the newest generation, which may be an invitation.
+    pub fn newest_generation(&self) -> u32 {
+        self.header().generation.load(SeqCst)
+    }
+
+    /// Number of the newest generation that has begun.
+    pub fn begun_generation(&self) -> u32 {
+        self.header().begun.load(SeqCst)
+    }
+
     /// Ends all generations up to this one, because of global rank `culprit`: from now on their operations fail.
     pub fn end_generation(&self, number: u32, culprit: usize) {
         let ended = layout::tagged(Some(culprit), number.saturating_add(1));
@@ -42,13 +64,41 @@ impl JobPage {
     ///
     /// Only the launcher may call it.
     pub fn publish_generation(&self, members: &[usize]) -> u32 {
-        let number = self.header().generation.load(SeqCst).saturating_add(1);
-        for member in members {
-            self.slot(*member).raw().member_of.store(number, SeqCst);
-        }
-        self.header().generation.store(number, SeqCst);
+        let number = self.write_generation(members);
+        self.begin_generation(number);
+        number
+    }
+
+    /// Invites the ranks of the newest generation, which has begun, to form the one after it. Returns its number.
+    ///
+    /// Only the launcher may call it.
+    pub fn invite_generation(&self, members: &[usize]) -> u32 {
+        let number = self.write_generation(members);
         self.changed();
         number
+    }
+
+    fn write_generation(&self, members: &[usize]) -> u32 {
+        let number = self.newest_generation().saturating_add(1);
+        for (rank, member) in members.iter().enumerate() {
+            let slot = self.slot(*member);
+            let words = &slot.raw().member_of;
+            words[parity(number)].store(layout::tagged(Some(rank), number), SeqCst);
+        }
+        self.header().generation.store(number, SeqCst);
+        number
+    }
+
+    /// Whether the launcher invites the ranks of this generation to form the next one. Two loads.
+    pub fn is_invited(&self, number: u32) -> bool {
+        self.newest_generation() > number && self.begun_generation() == number
+    }
+
+    /// Says that the ranks of the previous generation have agreed to form this one. Any of them may say it, and all do.
+    pub fn begin_generation(&self, number: u32) {
+        let number = number.min(self.newest_generation());
+        self.header().begun.fetch_max(number, SeqCst);
+        self.changed();
     }
 
     /// Why no operation of this generation may go on, if that is so. Two loads where it may.
@@ -68,7 +118,7 @@ impl JobPage {
         })
     }
 
-    /// Sleeps until there is a generation after `after` that has not ended. Nothing if the page is revoked first, or
+    /// Sleeps until a generation after `after` has begun that has not ended. Nothing if the page is revoked first, or
     /// `timeout` is over.
     pub fn wait_generation(&self, after: u32, timeout: Duration) -> Option<Generation> {
         let started = Instant::now();
@@ -77,8 +127,8 @@ impl JobPage {
             if self.is_revoked() {
                 return None;
             }
-            if let Some(newest) = self.newest().filter(|newest| newest.number > after) {
-                return Some(newest);
+            if let Some(current) = self.current().filter(|current| current.number > after) {
+                return Some(current);
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
@@ -88,15 +138,40 @@ impl JobPage {
         }
     }
 
-    /// The newest generation, unless it has ended.
-    fn newest(&self) -> Option<Generation> {
-        let number = self.header().generation.load(SeqCst);
-        let is_member =
-            |slot: &usize| number == 0 || self.slot(*slot).raw().member_of.load(SeqCst) == number;
-        let members = (0..self.slots()).filter(is_member).collect();
-        // A later generation changes the slots only after this one has ended.
-        let (_, below) = layout::untagged(self.header().ended.load(SeqCst));
-        (number >= below).then_some(Generation { number, members })
+    /// The newest generation that has begun, unless it has ended.
+    fn current(&self) -> Option<Generation> {
+        loop {
+            let header = self.header();
+            let numbers = || (header.generation.load(SeqCst), header.begun.load(SeqCst));
+            let (newest, number) = numbers();
+            let rank_of = |slot: usize| {
+                let raw = self.0.slot(slot);
+                let word = raw.member_of[parity(number)].load(SeqCst);
+                let (rank, of) = layout::untagged(word);
+                match number {
+                    0 => Some((slot, slot)),
+                    _ => Some((rank.filter(|_| of == number)?, slot)),
+                }
+            };
+            let mut members: Vec<_> = (0..self.slots()).filter_map(rank_of).collect();
+            members.sort_unstable();
+            let members = members.into_iter().map(|(_, slot)| slot).collect();
+            // The launcher writes over the slots of this generation only after it has ended, or after a later one has begun.
+            let (_, below) = layout::untagged(header.ended.load(SeqCst));
+            if number < below {
+                return None;
+            }
+            if numbers() == (newest, number) {
+                return Some(Generation { number, members });
+            }
+        }
+    }
+
+    /// Makes a slot ready for another process, in place of one that has ended.
+    ///
+    /// Only the launcher may call it.
+    pub fn clear_slot(&self, index: usize) {
+        self.slot(index).raw().clear();
     }
 
     /// Wakes those who wait for a generation.
@@ -117,6 +192,36 @@ impl Slot {
         self.raw().recovers.load(SeqCst) != 0
     }
 
+    /// Says that this rank takes in replacements of lost ranks, when it is invited to.
+    pub fn set_admits(&self) {
+        self.raw().admits.store(1, SeqCst);
+    }
+
+    /// Whether this rank takes in replacements of lost ranks.
+    pub fn admits(&self) -> bool {
+        self.raw().admits.load(SeqCst) != 0
+    }
+
+    /// Says that this process replaces a lost rank, and that the others may invite it.
+    pub fn set_ready_to_join(&self) {
+        self.raw().joins.store(IS_READY, SeqCst);
+    }
+
+    /// Whether this process waits for an invitation, or has not the job's state yet.
+    pub fn is_ready_to_join(&self) -> bool {
+        self.raw().joins.load(SeqCst) == IS_READY
+    }
+
+    /// Says that this process, a replacement, has the job's state.
+    pub fn set_joined(&self) {
+        self.raw().joins.store(HAS_JOINED, SeqCst);
+    }
+
+    /// Whether this process has the job's state as a replacement.
+    pub fn has_joined(&self) -> bool {
+        self.raw().joins.load(SeqCst) == HAS_JOINED
+    }
+
     /// Says that this rank's group of this generation has failed and that it waits for a later one; or that it no longer
     /// does.
     pub fn set_awaits(&self, failed: Option<u32>) {
@@ -130,6 +235,11 @@ impl Slot {
     }
 }
 
+/// The place in a slot of the members of a generation.
+fn parity(number: u32) -> usize {
+    number as usize % 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,9 +251,9 @@ mod tests {
             number: 0,
             members: vec![0, 1, 2, 3],
         };
-        assert_eq!(page.newest(), Some(all));
+        assert_eq!(page.current(), Some(all));
         page.end_generation(0, 2);
-        assert_eq!(page.newest(), None);
+        assert_eq!(page.current(), None);
         let end = page.end_of_generation(0).unwrap();
         assert_eq!(end.rank, Some(2));
         assert_eq!(page.end_of_generation(1), None);
@@ -204,5 +314,57 @@ mod tests {
         assert_eq!(slot.awaits(), Some(3));
         slot.set_awaits(None);
         assert_eq!(slot.awaits(), None);
+    }
+
+    #[test]
+    fn an_invitation_leaves_the_generation_as_it_is_until_its_ranks_follow() {
+        let page = JobPage::private(3).unwrap();
+        page.end_generation(0, 1);
+        page.publish_generation(&[0, 2]);
+        let two = Generation {
+            number: 1,
+            members: vec![0, 2],
+        };
+        page.clear_slot(1);
+        assert_eq!(page.invite_generation(&[0, 2, 1]), 2);
+        assert_eq!(page.current(), Some(two));
+        assert!(page.is_invited(1) && page.end_of_generation(1).is_none());
+        assert_eq!((page.newest_generation(), page.begun_generation()), (2, 1));
+
+        page.begin_generation(2);
+        page.begin_generation(2);
+        let all = Generation {
+            number: 2,
+            members: vec![0, 2, 1],
+        };
+        assert_eq!(page.wait_generation(1, Duration::ZERO), Some(all));
+        assert!(!page.is_invited(1) && !page.is_invited(2));
+
+        // A rank is lost while another invitation is out: both generations are over, and a rank that follows late changes nothing.
+        page.invite_generation(&[0, 1, 2]);
+        page.end_generation(3, 0);
+        assert_eq!(page.current(), None);
+        assert_eq!(page.publish_generation(&[1, 2]), 4);
+        page.begin_generation(3);
+        let left = Generation {
+            number: 4,
+            members: vec![1, 2],
+        };
+        assert_eq!(page.wait_generation(2, Duration::ZERO), Some(left));
+    }
+
+    #[test]
+    fn a_cleared_slot_says_nothing_of_the_process_before() {
+        let page = JobPage::private(2).unwrap();
+        let slot = page.slot(1);
+        slot.raw().fill_for_test();
+        slot.set_recovers();
+        slot.set_admits();
+        slot.set_joined();
+        page.clear_slot(1);
+        assert!(slot.activity().is_none() && slot.pid().is_none() && slot.rank().is_none());
+        assert!(slot.victim_of().is_none() && slot.awaits().is_none() && slot.stopped().is_none());
+        assert!(!slot.recovers() && !slot.admits() && !slot.is_ready_to_join());
+        assert!(!slot.has_joined() && !slot.polls_stop() && !slot.is_misconfigured());
     }
 }

@@ -1,12 +1,14 @@
 //! The page's bytes: the structures drawn in the parent module, and how values are written into their atomics.
 
-use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
+};
 
 use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
@@ -25,7 +27,8 @@ pub(super) struct Header {
     pub(super) ended: AtomicU64,
     pub(super) changes: AtomicU32,
     pub(super) recovers: AtomicU32,
-    _revoked_line: [u8; 40],
+    pub(super) begun: AtomicU32,
+    _revoked_line: [u8; 36],
     pub(super) stop_signal: AtomicI32,
     _stop_line: [u8; 60],
     culprit: AtomicU32,
@@ -52,8 +55,11 @@ pub(super) struct RawSlot {
     pub(super) recovers: AtomicU32,
     /// The generation and the culprit, [`tagged`].
     pub(super) blame: AtomicU64,
-    pub(super) member_of: AtomicU32,
-    _rest: [u8; 172],
+    /// The newest even generation and the rank in it, [`tagged`]; the newest odd one.
+    pub(super) member_of: [AtomicU64; 2],
+    pub(super) admits: AtomicU32,
+    pub(super) joins: AtomicU32,
+    _rest: [u8; 152],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -62,6 +68,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, revoked) == 64);
     assert!(std::mem::offset_of!(Header, ended) == 72);
     assert!(std::mem::offset_of!(Header, recovers) == 84);
+    assert!(std::mem::offset_of!(Header, begun) == 88);
     assert!(std::mem::offset_of!(Header, stop_signal) == 128);
     assert!(std::mem::offset_of!(Header, culprit) == 192);
     assert!(std::mem::offset_of!(Header, text) == 200);
@@ -72,6 +79,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, misconfigured) == 64);
     assert!(std::mem::offset_of!(RawSlot, blame) == 72);
     assert!(std::mem::offset_of!(RawSlot, member_of) == 80);
+    assert!(std::mem::offset_of!(RawSlot, joins) == 100);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -140,6 +148,50 @@ impl Header {
 }
 
 impl RawSlot {
+    /// Zeroes all of it, for another process.
+    pub(super) fn clear(&self) {
+        let Self {
+            step,
+            seq,
+            since_ns,
+            phase,
+            operation,
+            bucket,
+            awaits,
+            pid,
+            rank,
+            polls_stop,
+            stopped_by,
+            stopped_at,
+            misconfigured,
+            recovers,
+            blame,
+            member_of: [even, odd],
+            admits,
+            joins,
+            _rest: _,
+        } = self;
+        for word in [step, seq, since_ns, stopped_at, blame, even, odd] {
+            word.store(0, SeqCst);
+        }
+        stopped_by.store(0, SeqCst);
+        for word in [
+            phase,
+            operation,
+            bucket,
+            awaits,
+            pid,
+            rank,
+            polls_stop,
+            misconfigured,
+            recovers,
+            admits,
+            joins,
+        ] {
+            word.store(0, SeqCst);
+        }
+    }
+
     pub(super) fn store(&self, activity: &Activity, now_ns: u64) {
         let (operation, seq, bucket) = match &activity.op {
             Some(op) => (
@@ -217,11 +269,13 @@ mod tests {
                 &self.awaits,
                 &self.pid,
                 &self.rank,
-                &self.member_of,
+                &self.joins,
             ] {
                 word.store(u32::MAX, Relaxed);
             }
-            self.blame.store(u64::MAX, Relaxed);
+            for word in self.member_of.iter().chain([&self.blame]) {
+                word.store(u64::MAX, Relaxed);
+            }
         }
     }
 }
