@@ -21,9 +21,9 @@ use crate::tape::{Point, custom, plain, untracked};
 /// *Numerics*: the bits of [`Linear::forward`] and of its backward pass. If three or more operations use `input`, their
 /// gradients may be added in another order.
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    let later = Pass::current().and_then(|pass| Some((pass.later()?, pass)));
-    let later = later.filter(|(later, pass)| later.takes(&layer.weight, pass));
-    let Some((later, _)) = later else {
+    let left = Pass::current().and_then(|pass| Some((pass.left()?, pass)));
+    let left = left.filter(|(left, pass)| left.takes(&layer.weight, pass));
+    let Some((left, _)) = left else {
         return layer.forward(input);
     };
     let (id, weight) = (layer.weight.id, untracked(layer.weight.val()));
@@ -37,7 +37,7 @@ pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
     custom(output.clone(), output, &point, move |gradient| {
         let of_output = gradient.clone();
         let of_weight = move || weight_gradient(values, of_output, is_folded);
-        later.lock().left.push((id, Box::new(of_weight)));
+        left.lock().products.push((id, Box::new(of_weight)));
         Some(gradient)
     })
 }
@@ -67,7 +67,7 @@ pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
 /// let layer: Linear = LinearConfig::new(4, 3).init(&device);
 /// let input = Tensor::<2>::ones([2, 4], &device).require_grad();
 /// let later = WeightGradients::default();
-/// let pass = Pass::default().deferring(later.clone());
+/// let pass = Pass::default().deferring(&later);
 /// let output = pass.enter(|| linear(&layer, input.clone()));
 /// later.keep(&layer);
 /// let gradients = output.sum().backward();
@@ -77,6 +77,15 @@ pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
 /// ```
 #[derive(Clone, Default)]
 pub struct WeightGradients {
+    left: Left,
+    /// The weights that layers have taken off the tape, after the forward pass. Not in `Left`, which the tape holds and which would
+    /// keep the tape itself.
+    weights: Arc<Mutex<HashMap<ParamId, Tensor<2>>>>,
+}
+
+/// What a pass knows of [`WeightGradients`].
+#[derive(Clone, Default)]
+pub(crate) struct Left {
     left_out: Arc<HashSet<ParamId>>,
     state: Arc<Mutex<State>>,
 }
@@ -85,10 +94,10 @@ pub struct WeightGradients {
 struct State {
     /// Weights that layers have taken off the tape.
     taken: HashSet<ParamId>,
-    /// The same, after the forward pass.
-    weights: Option<HashMap<ParamId, Tensor<2>>>,
+    /// Whether the forward pass has ended.
+    is_kept: bool,
     /// In the order of the backward pass.
-    left: Vec<(ParamId, Product)>,
+    products: Vec<(ParamId, Product)>,
 }
 
 type Product = Box<dyn FnOnce() -> Tensor<2> + Send>;
@@ -97,8 +106,12 @@ impl WeightGradients {
     /// Leaves these parameters out: their gradients are computed in the backward pass.
     #[must_use]
     pub fn except(parameters: impl IntoIterator<Item = ParamId>) -> Self {
-        Self {
+        let left = Left {
             left_out: Arc::new(parameters.into_iter().collect()),
+            ..Left::default()
+        };
+        Self {
+            left,
             ..Self::default()
         }
     }
@@ -106,11 +119,12 @@ impl WeightGradients {
     /// Ends the forward pass, and tells where the gradients go: to the parameters of `model`, which it was run with.
     pub fn keep<M: Module>(&self, model: &M) {
         let mut find = Find {
-            taken: &self.lock().taken.clone(),
+            taken: &self.left.lock().taken.clone(),
             weights: HashMap::new(),
         };
         model.visit(&mut find);
-        self.lock().weights = Some(find.weights);
+        *self.weights() = find.weights;
+        self.left.lock().is_kept = true;
     }
 
     /// Computes the gradients that were left, those of the last layer first. They go on to the operations that the weights came
@@ -120,10 +134,10 @@ impl WeightGradients {
     ///
     /// If a weight was also used outside of `linear`.
     pub fn backward(&self) -> Option<Gradients> {
-        let State { weights, left, .. } = std::mem::take(&mut *self.lock());
-        let weights = weights?;
+        let State { products, .. } = std::mem::take(&mut *self.left.lock());
+        let weights = std::mem::take(&mut *self.weights());
         // The deposit that is made last runs first.
-        let tip = left.into_iter().rev().fold(None, |tip, (id, product)| {
+        let tip = products.into_iter().rev().fold(None, |tip, (id, product)| {
             let Some(weight) = weights.get(&id).cloned() else {
                 return tip;
             };
@@ -134,6 +148,17 @@ impl WeightGradients {
         tip?.backward()
     }
 
+    /// What a pass needs of it.
+    pub(crate) fn left(&self) -> &Left {
+        &self.left
+    }
+
+    fn weights(&self) -> MutexGuard<'_, HashMap<ParamId, Tensor<2>>> {
+        self.weights.lock().expect("no holder panics")
+    }
+}
+
+impl Left {
     /// Whether a layer has taken this parameter off the tape.
     pub(crate) fn has_taken(&self, id: ParamId) -> bool {
         self.lock().taken.contains(&id)
@@ -149,7 +174,7 @@ impl WeightGradients {
         let mut state = self.lock();
         let is_first = state.taken.insert(weight.id);
         // Recomputed blocks run again after the forward pass.
-        if !is_first && state.weights.is_none() {
+        if !is_first && !state.is_kept {
             pass.failure().set(UsedTwice);
         }
         !is_off_tape
@@ -163,6 +188,12 @@ impl WeightGradients {
 impl fmt::Debug for WeightGradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WeightGradients").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Left").finish_non_exhaustive()
     }
 }
 

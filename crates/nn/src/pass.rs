@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::failure::{BoxError, Failure};
-use crate::linear::WeightGradients;
+use crate::linear::{Left, WeightGradients};
 use crate::supply::Supply;
 use crate::turn::Turn;
 
@@ -109,7 +109,7 @@ pub struct Pass {
     failure: Failure,
     seeds: Arc<Mutex<Seeds>>,
     supply: Option<Arc<dyn Supply>>,
-    later: Option<WeightGradients>,
+    left: Option<Left>,
     is_off_tape: bool,
     takes_turns: bool,
 }
@@ -164,9 +164,9 @@ impl Pass {
 
     /// The same pass, which leaves gradients of weights to `later`. Where blocks get parameters from a [`Supply`], it does not.
     #[must_use]
-    pub fn deferring(self, later: WeightGradients) -> Self {
+    pub fn deferring(self, later: &WeightGradients) -> Self {
         Self {
-            later: Some(later),
+            left: Some(later.left().clone()),
             ..self
         }
     }
@@ -232,8 +232,8 @@ impl Pass {
         self.supply.as_ref()
     }
 
-    pub(crate) fn later(&self) -> Option<WeightGradients> {
-        self.later.clone().filter(|_| self.supply.is_none())
+    pub(crate) fn left(&self) -> Option<Left> {
+        self.left.clone().filter(|_| self.supply.is_none())
     }
 
     /// Whether nothing in this pass is on a tape: the forward pass of a block that will be recomputed.
@@ -272,7 +272,7 @@ impl Pass {
                 ..Seeds::default()
             })),
             supply: self.supply.clone(),
-            later: self.later.clone(),
+            left: self.left.clone(),
             is_off_tape,
             takes_turns: self.takes_turns,
         }

@@ -87,8 +87,8 @@ impl Run {
 
     /// Whether the gradient of a parameter that this run used is left for later.
     pub(crate) fn defers(&self, id: ParamId) -> bool {
-        let later = self.outer.as_ref().and_then(Pass::later);
-        later.is_some_and(|later| later.has_taken(id))
+        let left = self.outer.as_ref().and_then(Pass::left);
+        left.is_some_and(|left| left.has_taken(id))
     }
 
     /// Where the pass around it leaves its first error.

@@ -1,9 +1,12 @@
 //! Gradients of weights that are computed later have the bits of one backward pass.
 
+use std::sync::Arc;
+
 use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear};
 use burn::tensor::activation::{gelu, tanh};
 use burn::tensor::{DType, Device, Tensor};
+use paceline_nn::tape::{Point, custom};
 use paceline_nn::{
     Block, MapParams, Pass, Recompute, WeightGradients, checkpoint, linear, map_params,
 };
@@ -51,7 +54,7 @@ impl Way {
     ) -> (Bits, usize) {
         let pass = Pass::new(self.recompute).with_seed(3);
         let pass = match later {
-            Some(later) => pass.deferring(later.clone()),
+            Some(later) => pass.deferring(later),
             None => pass,
         };
         let cast = map_params(model.clone(), &mut Cast(self.dtype));
@@ -203,6 +206,29 @@ fn a_weight_that_is_left_out_gets_its_gradient_at_once() {
 }
 
 #[test]
+fn a_forward_pass_without_its_backward_pass_is_freed() {
+    let (device, _alone) = device();
+    let held = Arc::new(());
+    let on_tape = held.clone();
+    let Linear { weight, bias } = layer(3, 3, &device);
+    let (id, weight, mapper) = weight.consume();
+    let hooked = custom(weight.clone(), weight.clone(), &Point::leaf(&weight), {
+        move |gradient| Some(gradient).filter(|_| Arc::strong_count(&on_tape) > 0)
+    });
+    let layer = Linear {
+        weight: Param::from_mapped_value(id, hooked, mapper),
+        bias,
+    };
+    let later = WeightGradients::default();
+    let pass = Pass::default().deferring(&later);
+    let output = pass.enter(|| linear(&layer, values([2, 3], &device)));
+    later.keep(&layer);
+    drop((weight, layer, later, pass, output));
+    Point::on(&device).sweep();
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
+#[test]
 fn a_weight_that_is_used_twice_is_a_failure() {
     let (device, _alone) = device();
     let block = Block::new(0, layer(3, 3, &device));
@@ -214,7 +240,7 @@ fn a_weight_that_is_used_twice_is_a_failure() {
         (Recompute::Blocks, other_way),
     ] {
         let later = WeightGradients::default();
-        let pass = Pass::new(recompute).deferring(later.clone());
+        let pass = Pass::new(recompute).deferring(&later);
         let input = values([2, 3], &device);
         let output = pass.enter(|| block.forward(input, forward));
         later.keep(&block);
