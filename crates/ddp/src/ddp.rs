@@ -409,6 +409,11 @@ impl Ddp {
         self.parameters.iter().map(Entry::len).sum()
     }
 
+    /// Whether gradients are summed where they are, as NCCL does. Each of their buckets leaves after a whole backward pass.
+    pub fn reduces_on_device(&self) -> bool {
+        !self.reducer.is_on_host()
+    }
+
     /// Number of gradient buckets.
     pub fn bucket_count(&self) -> usize {
         self.plan.tail()

@@ -82,7 +82,7 @@ impl PipelineReport {
             group.all_gather(&[own], &mut all).map(|_| all)
         };
         let idle_shares = of_all(1.0 - share(busy.computed))?;
-        let splits = config.schedule.splits_backward();
+        let splits = config.schedule.puts_off_weights();
         let weight_shares = splits.then(|| of_all(share(busy.weights))).transpose()?;
         Ok(Self {
             weight_shares,

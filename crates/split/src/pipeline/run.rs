@@ -73,6 +73,8 @@ pub struct Pipeline<const D: usize> {
     /// Values of parameters that other ranks hold, in this step.
     borrowed: HashMap<ParamId, TensorData>,
     work: Work<D>,
+    /// Whether the gradient of a stage's input leaves before those of the stage's weights are computed.
+    sends_early: bool,
     record: Record,
 }
 
@@ -145,7 +147,7 @@ impl<const D: usize> Pipeline<D> {
         if let Some(rank) = (0..size.ranks).find(|rank| !trains(*rank)) {
             return Err(PipelineError::Frozen { rank });
         }
-        let has_parts = size.chunks > 1 || options.schedule.splits_backward();
+        let has_parts = size.chunks > 1 || options.schedule.puts_off_weights();
         if has_parts && ddp_options.backend == Backend::Auto {
             // NCCL's buckets leave after whole backward passes, and each of these reaches some of the parameters only.
             ddp_options.backend = Backend::Host;
@@ -169,6 +171,7 @@ impl<const D: usize> Pipeline<D> {
             stages: holdings.holders().clone(),
             slices,
         }));
+        let sends_early = options.schedule.puts_off_weights() || !ddp.reduces_on_device();
         let pipeline = Self {
             // A send waits only where every rank's work goes the same way: more are never on their way in other schedules.
             wire: Wire::new(pipe, device.clone(), 4 * (size.stages() + 1)),
@@ -181,6 +184,7 @@ impl<const D: usize> Pipeline<D> {
             device,
             borrowed: HashMap::new(),
             work: Work::default(),
+            sends_early,
             record: Record::default(),
         };
         Ok((pipeline, ddp, model))
@@ -255,6 +259,10 @@ impl<const D: usize> Pipeline<D> {
         let is_backward =
             |action: &Action| matches!(action.act, Act::Backward | Act::BackwardInput);
         let last = plan.iter().rposition(is_backward);
+        if count > 0 {
+            // Before the first input: its stage waits for that anyway.
+            self.share_weights(|| Ok(shard.model()?))?;
+        }
         for (at, action) in plan.into_iter().enumerate() {
             let ends_shard = Some(at) == last;
             if action.micro_batch >= count {
@@ -266,7 +274,6 @@ impl<const D: usize> Pipeline<D> {
                     _ => {}
                 }
             } else if action.act.is_compute() {
-                self.share_weights(|| Ok(shard.model()?))?;
                 let start = Instant::now();
                 self.compute(shard, batches, action, ends_shard)?;
                 let end = Instant::now();
@@ -376,6 +383,14 @@ impl<const D: usize> Pipeline<D> {
         let size = self.options.size(padded);
         let mut plan = size.plan(schedule)?.swap_remove(self.rank);
         plan.retain(|action| action.micro_batch < micro_batches);
+        if !self.sends_early {
+            plan.retain(|action| action.act != Act::BackwardWeight);
+            for action in &mut plan {
+                if action.act == Act::BackwardInput {
+                    action.act = Act::Backward;
+                }
+            }
+        }
         Ok(plan)
     }
 

@@ -9,16 +9,21 @@ use super::PipelineError;
 
 /// The order in which the ranks of a pipeline work on micro-batches.
 ///
+/// In every variant the gradient of a stage's input leaves before the gradients of the weights of its
+/// [`linear`](paceline_nn::linear) layers are computed, so that the stage before waits for less. The first stage, which sends none, runs
+/// whole backward passes. So does a stage whose gradients NCCL reduces, except under `ZeroBubbleH1`.
+///
 /// *Numerics*: the same bits in every variant: each stage runs its backward passes in the order of the micro-batches.
 ///
 /// *Cost*: the share of time in which a rank waits for others, with `p` ranks, `m` micro-batches and `c` stages for each rank,
-/// if all stages take the same time and a message takes none. *Memory*: inputs of stages that wait for their backward pass.
+/// if all stages take the same time, half of a backward pass computes gradients of weights, and a message takes no time. *Memory*: inputs
+/// of stages that wait for their backward pass.
 ///
 /// | variant | idle share | stages in flight on the first rank |
 /// |---|---|---|
-/// | `GPipe` | (p - 1) / (m + p - 1) | m |
-/// | `OneForwardOneBackward` | (p - 1) / (m + p - 1) | p |
-/// | `Interleaved` | (p - 1) / (c m + p - 1) | p (c + 1) - 1, each 1 / c as large |
+/// | `GPipe` | 2 (p - 1) / (3 m + 2 (p - 1)) | m |
+/// | `OneForwardOneBackward` | 2 (p - 1) / (3 m + 2 (p - 1)) | p |
+/// | `Interleaved` | 2 (p - 1) / (3 c m + 2 (p - 1)) | p (c + 1) - 1, each 1 / c as large |
 /// | `ZeroBubbleH1` | (p - 1) / (3 m + p - 1) | p |
 ///
 /// *Source*: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream", and 2021, "Efficient large-scale language model
@@ -35,10 +40,9 @@ pub enum Schedule {
     /// The same with several stages for each rank: rank `r` has stages `r`, `r + p`, `r + 2 p`, ...
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// Like `OneForwardOneBackward`, with the gradients of weights computed later than those of inputs, when the rank would
-    /// wait. In between it keeps the input of each [`linear`](paceline_nn::linear) layer and the gradient of its output, and the
-    /// gradients of other weights are computed with those of inputs. PyTorch has its relatives, `ScheduleInterleavedZeroBubble`
-    /// and `ScheduleZBVZeroBubble`.
+    /// Like `OneForwardOneBackward`, with the gradients of weights put off until the rank would wait. Until then it keeps the
+    /// input of each [`linear`](paceline_nn::linear) layer and the gradient of its output. PyTorch has its relatives,
+    /// `ScheduleInterleavedZeroBubble` and `ScheduleZBVZeroBubble`.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
 }
@@ -52,8 +56,8 @@ impl Schedule {
         ("zb-h1", Self::ZeroBubbleH1),
     ];
 
-    /// Whether the backward pass is two actions, for the gradients of inputs and of weights.
-    pub fn splits_backward(self) -> bool {
+    /// Whether gradients of weights are put off until the rank would wait.
+    pub fn puts_off_weights(self) -> bool {
         self == Self::ZeroBubbleH1
     }
 }
@@ -92,11 +96,12 @@ pub enum Act {
     SendOutput,
     /// Waits for the gradient of the stage's output.
     ReceiveGradient,
-    /// The backward pass.
+    /// The whole backward pass.
     Backward,
-    /// The part of the backward pass that the stage before waits for.
+    /// The part of the backward pass that the stage before waits for: all but the gradients of the weights of
+    /// [`linear`](paceline_nn::linear) layers.
     BackwardInput,
-    /// The rest of it: the gradients of weights.
+    /// The rest of it.
     BackwardWeight,
     /// Sends the gradient of the stage's input.
     SendGradient,
@@ -228,6 +233,9 @@ impl PipelineSize {
     /// As one forward, one backward; rank `r` puts off the gradients of the weights by `r` micro-batches, so that each rank
     /// keeps the activations of as many micro-batches as there are ranks.
     fn zero_bubble(&self, rank: usize) -> Vec<Action> {
+        if rank == 0 {
+            return self.in_turns(rank, self.ranks - 1);
+        }
         let mut actions = Vec::with_capacity(3 * self.micro_batches);
         let weight = |micro_batch| Action {
             act: Act::BackwardWeight,
@@ -250,35 +258,35 @@ impl PipelineSize {
         actions
     }
 
-    /// Adds receives before and sends after what other stages take part in.
+    /// Adds the messages. A backward pass for which another stage waits is cut in two, so that its message leaves earlier.
     fn with_messages(&self, compute: Vec<Action>) -> Vec<Action> {
         let last = self.stages() - 1;
-        let mut actions = Vec::with_capacity(3 * compute.len());
+        let mut actions = Vec::with_capacity(4 * compute.len());
         for action in compute {
-            let (before, after, first_stage) = match action.act {
-                Act::Forward => (Act::ReceiveInput, Act::SendOutput, 0),
-                Act::Backward | Act::BackwardInput => {
-                    (Act::ReceiveGradient, Act::SendGradient, last)
-                }
-                _ => {
-                    actions.push(action);
-                    continue;
-                }
+            let (is_first, is_last) = (action.stage == 0, action.stage == last);
+            let acts = match action.act {
+                Act::Forward => [
+                    (!is_first).then_some(Act::ReceiveInput),
+                    Some(Act::Forward),
+                    (!is_last).then_some(Act::SendOutput),
+                    None,
+                ],
+                Act::Backward if !is_first => [
+                    (!is_last).then_some(Act::ReceiveGradient),
+                    Some(Act::BackwardInput),
+                    Some(Act::SendGradient),
+                    Some(Act::BackwardWeight),
+                ],
+                act @ (Act::Backward | Act::BackwardInput) => [
+                    (!is_last).then_some(Act::ReceiveGradient),
+                    Some(act),
+                    (!is_first).then_some(Act::SendGradient),
+                    None,
+                ],
+                act => [Some(act), None, None, None],
             };
-            let last_stage = last - first_stage;
-            if action.stage != first_stage {
-                actions.push(Action {
-                    act: before,
-                    ..action
-                });
-            }
-            actions.push(action);
-            if action.stage != last_stage {
-                actions.push(Action {
-                    act: after,
-                    ..action
-                });
-            }
+            let acts = acts.into_iter().flatten();
+            actions.extend(acts.map(|act| Action { act, ..action }));
         }
         actions
     }
@@ -341,29 +349,33 @@ mod tests {
         let check = |size, schedule, expect: &[&str]| {
             assert_eq!(written(size, schedule), expect, "{schedule}");
         };
-        check(size(2, 3, 1), Schedule::GPipe, &["F0 F1 F2 B0 B1 B2"; 2]);
+        check(
+            size(2, 3, 1),
+            Schedule::GPipe,
+            &["F0 F1 F2 B0 B1 B2", "F0 F1 F2 I0 W0 I1 W1 I2 W2"],
+        );
         check(
             size(3, 4, 1),
             Schedule::OneForwardOneBackward,
             &[
                 "F0 F1 F2 B0 F3 B1 B2 B3",
-                "F0 F1 B0 F2 B1 F3 B2 B3",
-                "F0 B0 F1 B1 F2 B2 F3 B3",
+                "F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3",
+                "F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3",
             ],
         );
         check(
             size(2, 4, 2),
             Schedule::Interleaved,
             &[
-                "Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 Fb3 Ba1 Bb2 Bb3 Ba2 Ba3",
-                "Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 Ba1 Fb2 Bb2 Fb3 Bb3 Ba2 Ba3",
+                "Fa0 Fa1 Fb0 Fb1 Fa2 Ib0 Wb0 Fa3 Ib1 Wb1 Fb2 Ba0 Fb3 Ba1 Ib2 Wb2 Ib3 Wb3 Ba2 Ba3",
+                "Fa0 Fa1 Fb0 Ib0 Wb0 Fb1 Ib1 Wb1 Fa2 Ia0 Wa0 Fa3 Ia1 Wa1 Fb2 Ib2 Wb2 Fb3 Ib3 Wb3 Ia2 Wa2 Ia3 Wa3",
             ],
         );
         check(
             size(3, 4, 1),
             Schedule::ZeroBubbleH1,
             &[
-                "F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3",
+                "F0 F1 F2 B0 F3 B1 B2 B3",
                 "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
                 "F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
             ],
@@ -383,7 +395,16 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(acts(0), [Forward, SendOutput, ReceiveGradient, Backward]);
-        assert_eq!(acts(1), [ReceiveInput, Forward, Backward, SendGradient]);
+        assert_eq!(
+            acts(1),
+            [
+                ReceiveInput,
+                Forward,
+                BackwardInput,
+                SendGradient,
+                BackwardWeight
+            ]
+        );
     }
 
     #[test]

@@ -57,8 +57,28 @@ impl<const D: usize> Pipeline<D> {
                 let address = to(Content::Gradient, stage - 1);
                 self.wire
                     .send(&gradient, self.rank_of(stage - 1), address)?;
+                self.return_borrowed(stage, key)?;
             }
             _ => unreachable!("computing is no message"),
+        }
+        Ok(())
+    }
+
+    /// Sends the gradients of the tied parameters that a stage borrowed, after that of its input, which has the longer way.
+    fn return_borrowed(&mut self, stage: usize, key: (usize, usize)) -> Result<(), PipelineError> {
+        let Some(mut returned) = self.work.borrowed.remove(&key) else {
+            return Ok(());
+        };
+        for (number, borrowed) in returned.borrowed {
+            let gradient = borrowed.gradient(&mut returned.gradients);
+            let holder = self.holdings.holder(self.holdings.tied[number].0);
+            let to = self.rank_of(holder.expect("a tied parameter is read"));
+            let address = Address {
+                content: Content::WeightGradient,
+                stage,
+                number,
+            };
+            self.wire.send(&gradient, to, address)?;
         }
         Ok(())
     }

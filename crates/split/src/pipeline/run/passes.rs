@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Gradients, Tensor};
 use paceline_ddp::{BackwardPart, ShardStep};
 use paceline_nn::tape::Point;
 use paceline_nn::{Pass, WeightGradients};
@@ -23,6 +23,8 @@ pub(super) struct Work<const D: usize> {
     pub(super) gradients: HashMap<(usize, usize), Tensor<D>>,
     /// Of a stage's input.
     pub(super) input_gradients: HashMap<(usize, usize), Tensor<D>>,
+    /// Gradients of what a stage borrowed.
+    pub(super) borrowed: HashMap<(usize, usize), Returned>,
     /// Gradients of weights that are computed later.
     later: HashMap<(usize, usize), WeightGradients>,
     pub(super) losses: Vec<(usize, Tensor<1>)>,
@@ -38,6 +40,13 @@ pub(super) struct Live<const D: usize> {
     lent: Vec<(usize, Lent)>,
     borrowed: Vec<(usize, Borrowed)>,
     later: Option<WeightGradients>,
+}
+
+/// What goes back to the stages that lent it.
+pub(super) struct Returned {
+    /// By number of the tied parameter.
+    pub(super) borrowed: Vec<(usize, Borrowed)>,
+    pub(super) gradients: Gradients,
 }
 
 pub(super) enum Output<const D: usize> {
@@ -116,14 +125,14 @@ impl<const D: usize> Pipeline<D> {
                 false => Output::Hidden(x),
             }
         };
-        let later = self.options.schedule.splits_backward().then(|| {
+        let later = (self.sends_early && stage > 0).then(|| {
             // The other stages wait for the gradients of tied parameters.
             WeightGradients::except(self.holdings.tied.iter().map(|(id, _)| *id))
         });
         let output = match &later {
             Some(later) => {
                 let outer = Pass::current().unwrap_or_default();
-                let output = outer.deferring(later.clone()).enter(pass);
+                let output = outer.deferring(later).enter(pass);
                 later.keep(&model);
                 output
             }
@@ -203,16 +212,15 @@ impl<const D: usize> Pipeline<D> {
             let gradient = input.grad_remove(&mut gradients).unwrap_or(zeros);
             self.work.input_gradients.insert(key, gradient);
         }
-        for (number, borrowed) in live.borrowed {
-            let gradient = borrowed.gradient(&mut gradients);
-            let holder = self.holdings.holder(self.holdings.tied[number].0);
-            let to = self.rank_of(holder.expect("a tied parameter is read"));
-            let address = Address {
-                content: Content::WeightGradient,
-                stage,
-                number,
-            };
-            self.wire.send(&gradient, to, address)?;
+        if !live.borrowed.is_empty() {
+            let borrowed = live.borrowed;
+            self.work.borrowed.insert(
+                key,
+                Returned {
+                    borrowed,
+                    gradients,
+                },
+            );
         }
         Ok(())
     }
