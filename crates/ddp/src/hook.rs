@@ -132,11 +132,16 @@ impl MapParams for Hooks<'_> {
         self.count += 1;
         let (id, tensor, mapper) = param.clone().consume();
         let len = tensor.shape().num_elements();
-        let (sink, device) = (self.sink.clone(), self.tokens.device.clone());
+        // Burn frees a tape that is dropped before its backward pass only in a later one, and the process group must not live so
+        // long: its end is how other ranks learn that this one has left.
+        let sink = Arc::downgrade(self.sink);
+        let device = self.tokens.device.clone();
         // The gradient is not registered for the leaf: the reduced gradient comes from the bucket, and keeping both would
         // double the memory.
         let deliver = move |gradient: Tensor<D>| {
-            sink.gradient(index, gradient.reshape([len]).to_device(&device));
+            if let Some(sink) = sink.upgrade() {
+                sink.gradient(index, gradient.reshape([len]).to_device(&device));
+            }
             None
         };
         let hooked = custom(tensor.clone(), tensor, &self.tokens.points[index], deliver);

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use crate::failure::{BoxError, Failure};
 use crate::linear::{Left, WeightGradients};
@@ -108,7 +108,7 @@ pub struct Pass {
     recompute: Recompute,
     failure: Failure,
     seeds: Arc<Mutex<Seeds>>,
-    supply: Option<Arc<dyn Supply>>,
+    supply: Option<Weak<dyn Supply>>,
     left: Option<Left>,
     is_off_tape: bool,
     takes_turns: bool,
@@ -153,9 +153,15 @@ impl Pass {
         self
     }
 
-    /// The same pass, whose blocks get parameters from `supply`.
+    /// The same pass, whose blocks get parameters from `supply`. The caller keeps `supply` until the end of the backward pass: the
+    /// tape does not, because Burn may free a dropped tape much later.
+    ///
+    /// # Panics
+    ///
+    /// Blocks panic if `supply` is gone.
     #[must_use]
-    pub fn with_supply(self, supply: Arc<dyn Supply>) -> Self {
+    pub fn with_supply<S: Supply + 'static>(self, supply: &Arc<S>) -> Self {
+        let supply: Weak<S> = Arc::downgrade(supply);
         Self {
             supply: Some(supply),
             ..self
@@ -228,7 +234,7 @@ impl Pass {
         self.recompute
     }
 
-    pub(crate) fn supply(&self) -> Option<&Arc<dyn Supply>> {
+    pub(crate) fn supply(&self) -> Option<&Weak<dyn Supply>> {
         self.supply.as_ref()
     }
 

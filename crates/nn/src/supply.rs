@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Shape, Tensor};
@@ -40,7 +40,7 @@ pub trait Supply: fmt::Debug + Send + Sync {
 /// A block's supplied parameters.
 #[derive(Clone)]
 pub(crate) struct Supplied {
-    source: Arc<dyn Supply>,
+    source: Weak<dyn Supply>,
     block: usize,
     params: Vec<(ParamId, Shape)>,
     failure: Failure,
@@ -57,8 +57,8 @@ struct Miscounted {
 
 impl Supplied {
     /// `None` if the block's module holds all its parameters.
-    pub(crate) fn new(source: Arc<dyn Supply>, block: usize, failure: Failure) -> Option<Self> {
-        let params = source.parameters(block);
+    pub(crate) fn new(source: Weak<dyn Supply>, block: usize, failure: Failure) -> Option<Self> {
+        let params = alive(&source).parameters(block);
         (!params.is_empty()).then_some(Self {
             source,
             block,
@@ -69,7 +69,7 @@ impl Supplied {
 
     pub(crate) fn gather(&self) -> Values {
         let gathered = self.failure.attempt(|| {
-            let values = self.source.gather(self.block)?;
+            let values = alive(&self.source).gather(self.block)?;
             if values.len() != self.params.len() {
                 return Err(BoxError::from(Miscounted {
                     block: self.block,
@@ -96,8 +96,13 @@ impl Supplied {
         let gradient = |(id, _): &(ParamId, Shape)| gradients.get(id)?.take();
         let gradients = self.params.iter().map(gradient).collect();
         self.failure
-            .attempt(|| self.source.scatter(self.block, gradients));
+            .attempt(|| alive(&self.source).scatter(self.block, gradients));
     }
+}
+
+fn alive(source: &Weak<dyn Supply>) -> Arc<dyn Supply> {
+    let source = source.upgrade();
+    source.expect("the caller keeps the supply until the end of the pass")
 }
 
 /// Gathered values, until they are in the module.

@@ -167,7 +167,7 @@ impl Ddp {
             let value = pass.enter(|| f(&model));
             return finish(pass).map(|()| value);
         };
-        let pass = pass.with_supply(sharded.clone());
+        let pass = pass.with_supply(sharded);
         let value = pass.enter(|| f(&model));
         let failed = finish(pass);
         self.gather(|sharded| failed.and_then(|()| sharded.end_evaluation()))?;

@@ -284,7 +284,7 @@ impl Ddp {
         let pass = Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0));
         let pass = match (seat.takes_turns, &self.sharded) {
             (true, _) => pass.in_turns(),
-            (false, Some(sharded)) => pass.with_supply(sharded.clone()),
+            (false, Some(sharded)) => pass.with_supply(sharded),
             (false, None) => pass,
         };
         let mut turn = ShardStep {

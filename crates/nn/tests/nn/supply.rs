@@ -179,7 +179,7 @@ fn supplied_parameters_give_the_bits_of_parameters_in_the_module() {
         let placeholders = whole.map(&mut cut);
         assert_eq!(placeholders.layers.num_params(), 3 * 8);
         let parts = Arc::new(cut.0);
-        let pass = Pass::default().with_seed(3).with_supply(parts.clone());
+        let pass = Pass::default().with_seed(3).with_supply(&parts);
         let bits = run(&placeholders, &input, &pass);
         pass.finish().expect("no failure");
 
@@ -213,7 +213,7 @@ fn evaluation_gathers_once_and_scatters_nothing() {
     let mut cut = Cut::default();
     let placeholders = whole.map(&mut cut).valid();
     let parts = Arc::new(cut.0);
-    let pass = Pass::default().with_supply(parts.clone());
+    let pass = Pass::default().with_supply(&parts);
     let output = pass.enter(|| placeholders.forward(input)).into_data();
     assert_eq!(output, expected);
     let calls: Vec<_> = (0..3).map(Call::Gather).collect();
@@ -237,7 +237,7 @@ fn a_failed_gather_or_scatter_ends_the_pass_with_its_error() {
             fails_at: Some(fails_at.clone()),
             ..cut.0
         });
-        let pass = Pass::new(Recompute::None).with_supply(parts.clone());
+        let pass = Pass::new(Recompute::None).with_supply(&parts);
         run(&placeholders, &input, &pass);
         let error = pass.finish().expect_err("a failure").to_string();
         assert_eq!(error, "lost", "{fails_at:?}");
