@@ -326,7 +326,11 @@ pub(crate) fn read(
     for mut entry in entries {
         let own = tensors.next().map(Tensor::into_bytes).transpose();
         let own = own.map_err(|error| CheckpointError::Rank0(unreadable(error)))?;
-        let bytes = broadcast(group, own, entry.len())?;
+        let sent = group.broadcast_long(own.as_deref(), entry.len(), 0)?;
+        let bytes = sent
+            .map(Bytes::from_bytes_vec)
+            .or(own)
+            .expect("received, or sent");
         match shares.map(|shares| shares.of(entry.parameter())) {
             None | Some(Share::Nothing) => {}
             Some(Share::Part(part)) if part.whole == entry.shape => {
@@ -344,24 +348,6 @@ pub(crate) fn read(
     Ok(rest.encode(kept))
 }
 
-/// Broadcasts `len` bytes from rank 0.
-fn broadcast(
-    group: &ProcessGroup,
-    own: Option<Bytes>,
-    len: usize,
-) -> Result<Bytes, CheckpointError> {
-    if let (Some(own), 1) = (&own, group.world()) {
-        return Ok(own.clone());
-    }
-    let mut received = Vec::with_capacity(len);
-    for start in (0..len).step_by(PIECE_BYTES) {
-        let end = (start + PIECE_BYTES).min(len);
-        let piece = own.as_ref().map(|own| &own[start..end]);
-        received.extend(group.broadcast_bytes(piece, 0)?);
-    }
-    Ok(Bytes::from_bytes_vec(received))
-}
-
 /// The states of all ranks' optimizers, each with rank 0's ids, on rank 0; `None` elsewhere. `ids` are those of the model's
 /// tensors, in one order on all ranks.
 ///
@@ -374,8 +360,14 @@ pub(crate) fn gather_own(
     let numbered = ids.iter().copied().zip(0_u64..);
     let own = optimizer.into_bytes().map_err(unreadable);
     let own = own.and_then(|own| with_ids(own, &numbered.clone().collect()));
-    // Every rank takes part even if its own state cannot be encoded, which rank 0 then sees.
-    let own = own.unwrap_or_else(|_| Bytes::from_bytes_vec(Vec::new()));
+    // All ranks learn of a state that cannot be encoded.
+    let told = own.as_ref().err().map_or(&[][..], |why| why.as_bytes());
+    let told = group.all_gather_bytes(told)?;
+    if let Some((rank, why)) = (told.iter().enumerate()).find(|(_, why)| !why.is_empty()) {
+        let why = String::from_utf8_lossy(why);
+        return Err(CheckpointError::Rank0(format!("rank {rank}: {why}")));
+    }
+    let own = own.map_err(CheckpointError::Rank0)?;
     let parts = gather_bytes(group, &own)?;
     let Some(parts) = parts else { return Ok(None) };
     let ids = numbered.map(|(id, at)| (at, id)).collect();

@@ -338,7 +338,8 @@ impl Error {
                  (`paceline train --zero 3`)"
             }
             Self::Memory { .. } => {
-                "raise GroupOptions::arena_bytes, or drop buffers that are no longer needed"
+                "raise GroupOptions::arena_bytes, drop buffers that are no longer needed, or deal the gradients to several ranks \
+                 (`paceline train --zero 2`)"
             }
             Self::Mismatch { calls, .. } if calls.ends_with(MIXED) => {
                 "between hosts a long call is cut in one way for all ranks: bring a buffer of the group on every rank, or \

@@ -7,6 +7,8 @@ use crate::group::ProcessGroup;
 ///
 /// *Units*: bytes.
 const STRING_BYTES_MAX: usize = 64 << 20;
+/// Bytes of the root's data that it copies at once.
+const PIECE_BYTES: usize = 16 << 20;
 
 impl ProcessGroup {
     /// All ranks' byte strings, in rank order; each may have its own length.
@@ -41,6 +43,40 @@ impl ProcessGroup {
         all.resize(self.check_string(kind, length[0] as usize)?, 0);
         self.broadcast_as(kind, &mut all, root)?;
         Ok(all)
+    }
+
+    /// The root's `len` bytes, which may be more than [`broadcast_bytes`](Self::broadcast_bytes) takes; `None` on the root, which
+    /// has them. `own` is given on the root and nowhere else, and all ranks know the length.
+    ///
+    /// *Memory*: on the root 16 MiB.
+    ///
+    /// *Errors*: bytes on the wrong rank, or of another length.
+    pub fn broadcast_long(
+        &self,
+        own: Option<&[u8]>,
+        len: usize,
+        root: usize,
+    ) -> Result<Option<Vec<u8>>, Error> {
+        let kind = OpKind::BroadcastBytes;
+        self.check_root(kind, root)?;
+        self.check_given(kind, "data", own.is_some(), root)?;
+        let Some(own) = own else {
+            let mut received = vec![0; len];
+            for piece in received.chunks_mut(PIECE_BYTES) {
+                self.broadcast_as(kind, piece, root)?;
+            }
+            return Ok(Some(received));
+        };
+        if own.len() != len {
+            let reason = format!("expected {len} bytes, got {}", own.len());
+            return Err(self.refuse(kind, reason));
+        }
+        if self.world() > 1 {
+            for piece in own.chunks(PIECE_BYTES) {
+                self.broadcast_as(kind, &mut piece.to_vec(), root)?;
+            }
+        }
+        Ok(None)
     }
 
     fn check_string(&self, kind: OpKind, length: usize) -> Result<usize, Error> {

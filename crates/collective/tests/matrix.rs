@@ -209,6 +209,8 @@ fn byte_strings_of_any_length() {
                     let mine = string(root, 1);
                     let bytes = (rank == root).then_some(&mine[..]);
                     assert_eq!(group.broadcast_bytes(bytes, root).unwrap(), mine);
+                    let received = group.broadcast_long(bytes, mine.len(), root).unwrap();
+                    assert_eq!(received, (rank != root).then_some(mine));
                 }
             });
         }

@@ -11,7 +11,7 @@ use paceline_collective::ProcessGroup;
 use crate::buffer::{self, Handle};
 use crate::error::DdpError;
 
-/// Bytes of weights sent in one broadcast.
+/// Bytes of small weights sent in one broadcast.
 const BROADCAST_BYTES: usize = 16 << 20;
 
 /// Where the tensors of a model are, if this rank's model does not hold all of them.
@@ -155,7 +155,7 @@ fn broadcast_batch<M: Module>(
         }
     }
     let own = (group.rank() == 0).then_some(&flat[..]);
-    let received = broadcast_long(group, own, total)?;
+    let received = group.broadcast_long(own, total, 0)?;
     let flat = received.unwrap_or(flat);
     let mut new = HashMap::new();
     let mut rest = &flat[..];
@@ -181,27 +181,7 @@ pub(crate) fn broadcast_tensor(
 ) -> Result<TensorData, DdpError> {
     let total = shape.iter().product::<usize>() * dtype.size();
     let bytes = own.as_ref().map(TensorData::as_bytes);
-    let received = broadcast_long(group, bytes, total)?;
+    let received = group.broadcast_long(bytes, total, 0)?;
     let received = received.map(|bytes| TensorData::from_bytes_vec(bytes, shape, dtype));
     Ok(received.or(own).expect("received, or sent"))
-}
-
-/// Sends `total` bytes of rank 0 in pieces; `None` on rank 0, which has them.
-fn broadcast_long(
-    group: &ProcessGroup,
-    own: Option<&[u8]>,
-    total: usize,
-) -> Result<Option<Vec<u8>>, DdpError> {
-    let mut received = own.is_none().then(|| Vec::with_capacity(total));
-    for start in (0..total).step_by(BROADCAST_BYTES) {
-        if group.world() == 1 {
-            break;
-        }
-        let end = (start + BROADCAST_BYTES).min(total);
-        let piece = group.broadcast_bytes(own.map(|own| &own[start..end]), 0)?;
-        if let Some(received) = &mut received {
-            received.extend(piece);
-        }
-    }
-    Ok(received)
 }

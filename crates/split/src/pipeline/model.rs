@@ -15,9 +15,6 @@ use crate::tensor::{
     ParallelGpt, ParallelGptBlock, ParallelGptEmbedding, TensorParallel, TensorPlacement,
 };
 
-/// Bytes of a tensor sent in one broadcast.
-const BROADCAST_BYTES: usize = 16 << 20;
-
 /// A model that is a list of blocks, each of which takes the output of the one before: what a pipeline can cut.
 ///
 /// All randomness (dropout) is inside [`Block`](paceline_nn::Block)s, so that it does not depend on the stage.
@@ -258,14 +255,13 @@ impl Placed {
         let dtype = own.dtype();
         let total = shape.iter().product::<usize>() * dtype.size();
         let is_owner = *owner == self.pipe.rank();
-        let mut bytes = Vec::with_capacity(total);
-        for start in (0..total).step_by(BROADCAST_BYTES) {
-            let end = (start + BROADCAST_BYTES).min(total);
-            let piece = is_owner.then(|| &own.as_bytes()[start..end]);
-            let sent = self.pipe.broadcast_bytes(piece, *owner);
-            bytes.extend(sent.map_err(|error| DdpError::along(&self.pipe, error))?);
-        }
-        Ok(TensorData::from_bytes_vec(bytes, shape.clone(), dtype))
+        let bytes = is_owner.then(|| own.as_bytes());
+        let sent = self.pipe.broadcast_long(bytes, total, *owner);
+        let sent = sent.map_err(|error| DdpError::along(&self.pipe, error))?;
+        Ok(match sent {
+            Some(bytes) => TensorData::from_bytes_vec(bytes, shape.clone(), dtype),
+            None => own,
+        })
     }
 }
 
