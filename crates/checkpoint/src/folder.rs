@@ -2,10 +2,16 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::CheckpointError;
 use crate::files::{self, Contents, State};
+
+/// Ends the name of a checkpoint that another one of the same step replaces. It counts until that has its place.
+const OLD: &str = ".old";
+/// How often a folder is read anew because a job published or removed a checkpoint meanwhile.
+const READS_MAX: usize = 10;
 
 /// A checkpoint that is being written, beside its place.
 ///
@@ -62,64 +68,86 @@ fn failed(place: &Path) -> impl FnOnce(io::Error) -> CheckpointError + use<> {
     }
 }
 
-/// Moves the finished folder to its place, after moving away a folder already there (torn, or of the same step).
+/// Moves the finished folder to its place. A folder already there (torn, or of the same step) gets another name before.
 fn publish(beside: tempfile::TempDir, place: &Path) -> io::Result<()> {
-    let parent = place.parent().unwrap_or(Path::new("."));
     if place.exists() {
-        let old = tempfile::Builder::new()
-            .prefix(".old-")
-            .tempdir_in(parent)?;
-        fs::rename(place, old.path().join("checkpoint"))?;
+        let old = PathBuf::from(format!("{}{OLD}", place.display()));
+        if old.exists() {
+            fs::remove_dir_all(&old)?;
+        }
+        fs::rename(place, old)?;
     }
     fs::rename(beside.path(), place)?;
     // The folder was moved, so there is nothing left to remove.
     let _ = beside.keep();
-    files::sync_folder(parent)
+    files::sync_folder(place.parent().unwrap_or(Path::new(".")))
 }
 
 /// Removes all but the newest `keep` and the leftovers of interrupted writes. A failed removal is harmless.
 fn prune(folder: &Path, keep: usize) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        let is_replaced = path.extension().is_some_and(|end| OLD[1..] == *end)
+            && path.with_extension("").exists();
+        if is_replaced || name.to_string_lossy().starts_with(".writing-") {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
     for old in list(folder).iter().rev().skip(keep.max(1)) {
         let _ = fs::remove_dir_all(old);
-    }
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.starts_with(".writing-") || name.starts_with(".old-") {
-            let _ = fs::remove_dir_all(entry.path());
-        }
     }
 }
 
 /// The checkpoints in `folder`, oldest first, whole or not.
 pub fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .filter_map(|entry| Some((step_of(&entry.path())?, entry.path())))
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| Some((age(&entry.path())?, entry.path())))
         .collect();
     found.sort();
     found.into_iter().map(|(_, path)| path).collect()
 }
 
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
-    let name = path.file_name()?.to_str()?;
-    name.strip_prefix("step-")?.parse().ok()
+    age(path).map(|(step, _)| step)
+}
+
+/// A checkpoint's step, and whether it is the last one of that step.
+fn age(path: &Path) -> Option<(u64, bool)> {
+    let name = path.file_name()?.to_str()?.strip_prefix("step-")?;
+    let (step, is_last) = match name.strip_suffix(OLD) {
+        Some(step) => (step, false),
+        None => (name, true),
+    };
+    Some((step.parse().ok()?, is_last))
 }
 
 /// A whole checkpoint, and the reasons why newer ones were skipped.
-pub(crate) struct Newest {
+pub(crate) struct Newest<T> {
     pub(crate) path: PathBuf,
-    pub(crate) contents: Contents,
+    pub(crate) contents: T,
     pub(crate) damaged: Vec<String>,
 }
 
-/// Reads the newest whole checkpoint in `folder`; `None` if there is no checkpoint.
+/// The newest whole checkpoint in `folder`; `None` if there is no checkpoint.
 ///
 /// *Errors*: `NoneValid` if all are damaged.
-pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {
+pub(crate) fn newest(folder: &Path) -> Result<Option<Newest<Contents>>, CheckpointError> {
+    newest_by(folder, files::read)
+}
+
+/// What `read` makes of the newest checkpoint that it can read, even while a job publishes and removes some.
+///
+/// *Errors*: `NoneValid` if it can read none of them.
+pub(crate) fn newest_by<T>(
+    folder: &Path,
+    read: impl Fn(&Path) -> Result<T, String>,
+) -> Result<Option<Newest<T>>, CheckpointError> {
     let mut damaged = Vec::new();
-    for path in list(folder).into_iter().rev() {
-        match files::read(&path) {
+    let mut listed = identified(folder);
+    let (mut left, mut reads) = (listed.clone(), 1);
+    while let Some((path, _)) = left.pop() {
+        let reason = match read(&path) {
             Ok(contents) => {
                 return Ok(Some(Newest {
                     path,
@@ -127,8 +155,15 @@ pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {
                     damaged,
                 }));
             }
-            Err(reason) => damaged.push(format!("{}: {reason}", path.display())),
+            Err(reason) => reason,
+        };
+        let now = identified(folder);
+        if now != listed && reads < READS_MAX {
+            damaged.clear();
+            (listed, left, reads) = (now.clone(), now, reads + 1);
+            continue;
         }
+        damaged.push(format!("{}: {reason}", path.display()));
     }
     if damaged.is_empty() {
         return Ok(None);
@@ -137,6 +172,18 @@ pub(crate) fn newest(folder: &Path) -> Result<Option<Newest>, CheckpointError> {
         path: folder.to_path_buf(),
         reasons: damaged,
     })
+}
+
+/// The checkpoints in `folder`, oldest first, with the numbers by which the system tells folders of one name apart. One that is gone
+/// by now has none.
+fn identified(folder: &Path) -> Vec<(PathBuf, Option<u64>)> {
+    let found = list(folder).into_iter();
+    found
+        .map(|path| {
+            let inode = fs::metadata(&path).ok().map(|found| found.ino());
+            (path, inode)
+        })
+        .collect()
 }
 
 /// Whether `folder` has a checkpoint to resume from.

@@ -15,10 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
-use crate::files::{Contents, State};
-use crate::folder::{self, Newest};
+use crate::files::{self, Contents, State};
+use crate::folder;
 use crate::optimizer::{self, LoadOptimizer};
 use crate::share::Shares;
+use crate::tensors::stored;
 
 /// The newest whole checkpoint, the same on every rank.
 #[derive(Debug)]
@@ -196,17 +197,20 @@ fn fit(
     saved: Vec<(String, TensorData)>,
     model: &[(String, Vec<usize>, DType)],
 ) -> Result<HashMap<String, TensorData>, String> {
-    let saved: HashMap<String, TensorData> = saved.into_iter().collect();
+    let mut saved: HashMap<String, TensorData> = saved.into_iter().collect();
     for (name, shape, dtype) in model {
-        let Some(found) = saved.get(name) else {
+        let Some(found) = saved.get_mut(name) else {
             return Err(format!("it has no {name}"));
         };
-        if found.shape().to_vec() != *shape || found.dtype() != *dtype {
+        if found.shape().to_vec() != *shape || found.dtype() != stored(*dtype) {
             return Err(format!(
                 "{name} is {:?} {:?}, the model's is {shape:?} {dtype:?}",
                 found.shape().to_vec(),
                 found.dtype(),
             ));
+        }
+        if found.dtype() != *dtype {
+            *found = found.clone().convert_dtype(*dtype);
         }
     }
     let is_extra = |name: &&String| !model.iter().any(|(known, ..)| known == *name);
@@ -227,25 +231,22 @@ pub struct SavedModel {
 impl SavedModel {
     /// Reads the newest whole checkpoint in `folder`, even while a job writes there; `None` if there is no checkpoint.
     ///
-    /// *Errors*: `NoneValid` if all are damaged; a file that cannot be read.
+    /// *Errors*: `NoneValid` if all are damaged or cannot be read.
     pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let Some(Newest { path, contents, .. }) = folder::newest(folder)? else {
-            return Ok(None);
-        };
-        let weights = contents.weights.into_iter();
-        let weights = weights.map(|tensor| {
-            let data = tensor.read().map_err(|source| CheckpointError::File {
-                action: "read checkpoint",
-                path: path.clone(),
-                source,
-            })?;
-            Ok::<_, CheckpointError>((tensor.name, data))
-        });
-        Ok(Some(Self {
-            weights: weights.collect::<Result<_, _>>()?,
-            metadata: contents.metadata,
-            path,
-        }))
+        let newest = folder::newest_by(folder, |path| {
+            let contents = files::read(path)?;
+            let weights = contents.weights.into_iter().map(|tensor| {
+                let data = tensor.read();
+                let data = data.map_err(|error| format!("{}: {error}", tensor.name))?;
+                Ok((tensor.name, data))
+            });
+            Ok(Self {
+                weights: weights.collect::<Result<_, String>>()?,
+                metadata: contents.metadata,
+                path: path.to_path_buf(),
+            })
+        })?;
+        Ok(newest.map(|newest| newest.contents))
     }
 
     /// The saved metadata.

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{Bytes, DType, TensorData};
+use burn::tensor::{BoolStore, Bytes, DType, TensorData};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -31,7 +31,7 @@ impl TensorsFile {
     ) -> io::Result<Self> {
         let typed = tensors.iter().map(|tensor| {
             let (name, _, dtype) = tensor;
-            let found = DTYPES.iter().find(|(_, burn)| burn == dtype);
+            let found = DTYPES.iter().find(|(_, burn)| *burn == stored(*dtype));
             let (dtype, _) = found.ok_or_else(|| {
                 let why = format!("{name} has type {dtype:?}, which safetensors lacks");
                 io::Error::other(why)
@@ -44,7 +44,7 @@ impl TensorsFile {
         let mut end = 0;
         let infos = sorted.into_iter().map(|(kind, (name, shape, dtype))| {
             let start = end;
-            end += shape.iter().product::<usize>() * dtype.size();
+            end += shape.iter().product::<usize>() * stored(*dtype).size();
             let info = TensorInfo {
                 dtype: kind,
                 shape: shape.clone(),
@@ -74,7 +74,9 @@ impl TensorsFile {
     ///
     /// *Errors*: a tensor that was not announced, or with another size.
     pub(crate) fn put(&mut self, name: &str, data: &TensorData) -> io::Result<()> {
-        let bytes = data.as_bytes();
+        let converted = (stored(data.dtype()) != data.dtype())
+            .then(|| data.clone().convert_dtype(stored(data.dtype())));
+        let bytes = converted.as_ref().unwrap_or(data).as_bytes();
         match self.places.get(name) {
             Some((start, len)) if *len == bytes.len() => self.file.write_all_at(bytes, *start),
             found => Err(io::Error::other(format!(
@@ -165,8 +167,16 @@ pub(crate) fn open(path: &Path) -> Result<Header, String> {
     Ok((stored, metadata.into_iter().collect()))
 }
 
+/// The type of a tensor in a file. Devices have several for booleans.
+pub(crate) fn stored(dtype: DType) -> DType {
+    match dtype {
+        DType::Bool(_) => DType::Bool(BoolStore::Native),
+        other => other,
+    }
+}
+
 /// The types that safetensors and Burn share.
-const DTYPES: [(Dtype, DType); 12] = [
+const DTYPES: [(Dtype, DType); 13] = [
     (Dtype::F64, DType::F64),
     (Dtype::F32, DType::F32),
     (Dtype::F16, DType::F16),
@@ -179,6 +189,7 @@ const DTYPES: [(Dtype, DType); 12] = [
     (Dtype::U32, DType::U32),
     (Dtype::U16, DType::U16),
     (Dtype::U8, DType::U8),
+    (Dtype::BOOL, DType::Bool(BoolStore::Native)),
 ];
 
 #[cfg(test)]
@@ -197,6 +208,7 @@ mod tests {
             ("a", TensorData::new(vec![7u8], [1])),
             ("c", TensorData::new(vec![1i64, 2], [2, 1])),
             ("a.a", TensorData::new(vec![0.5f32], [1, 1])),
+            ("d", TensorData::new(vec![true, false, true], [3])),
         ];
         let infos = tensors.iter();
         let infos: Vec<_> = infos
@@ -207,9 +219,10 @@ mod tests {
         for (name, data) in &tensors {
             file.put(name, data).expect("written");
         }
-        let views = tensors
-            .iter()
-            .zip([Dtype::F32, Dtype::U8, Dtype::I64, Dtype::F32]);
+        let views =
+            tensors
+                .iter()
+                .zip([Dtype::F32, Dtype::U8, Dtype::I64, Dtype::F32, Dtype::BOOL]);
         let views = views.map(|((name, data), dtype)| {
             let view = TensorView::new(dtype, data.shape().to_vec(), data.as_bytes());
             (*name, view.expect("a view"))

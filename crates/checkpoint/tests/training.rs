@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::Module;
+use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Tensor, TensorData};
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, ledger, list};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
@@ -203,6 +203,7 @@ fn an_error_of_the_background_comes_with_the_next_save_or_at_the_end() {
 struct Wide {
     layers: Vec<Block<Linear>>,
     last: Linear,
+    mask: Param<Tensor<1, Bool>>,
 }
 
 fn wide() -> Wide {
@@ -212,8 +213,13 @@ fn wide() -> Wide {
             .map(|at| Block::new(at, LinearConfig::new(50, 50).init(&device)))
             .collect(),
         last: LinearConfig::new(50, 50).init(&device),
+        mask: Param::initialized(
+            ParamId::new(),
+            Tensor::from_data([true, false, true], &device),
+        ),
     };
     let values = weights::export(&net).into_iter().enumerate();
+    let values = values.filter(|(_, (path, _))| path != "mask");
     let values = values.map(|(at, (path, data))| {
         let values = (0..data.num_elements()).map(|i| ((at * 31 + i) % 97) as f32 / 500.0);
         let values: Vec<f32> = values.collect();

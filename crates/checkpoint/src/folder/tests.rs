@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use paceline_ddp::DdpState;
 use paceline_ddp::sampler::{BatchLayout, Padding, SamplerState};
 
@@ -48,6 +48,7 @@ fn contents(step: u64) -> Parts {
         weights: vec![
             ("a".into(), TensorData::new(vec![1.0f32, step as f32], [2])),
             ("b".into(), TensorData::new(vec![1i64, 2, 3, 4], [2, 2])),
+            ("mask".into(), TensorData::new(vec![true, false], [2])),
         ],
         metadata: [("classes".to_string(), "[\"cat\"]".to_string())].into(),
         optimizers: vec![vec![7; 100], vec![9; 100]],
@@ -87,7 +88,7 @@ fn folder_with(steps: &[u64]) -> tempfile::TempDir {
     folder
 }
 
-fn found(folder: &Path) -> Newest {
+fn found(folder: &Path) -> Newest<Contents> {
     newest(folder).expect("readable").expect("a checkpoint")
 }
 
@@ -233,11 +234,49 @@ fn a_step_saved_twice_is_replaced() {
 }
 
 #[test]
+fn the_only_checkpoint_counts_until_another_one_of_its_step_has_its_place() {
+    let folder = folder_with(&[4]);
+    let place = folder.path().join("step-0000000004");
+    // What a save leaves that is killed between two renames.
+    fs::rename(&place, folder.path().join("step-0000000004.old")).expect("renamed");
+    fs::create_dir(folder.path().join(".writing-abc")).expect("the new one");
+    let newest = found(folder.path());
+    assert_eq!(newest.contents.state.ddp.step, 4);
+    assert!(newest.damaged.is_empty());
+    save(folder.path(), 1, contents(4)).expect("saved again");
+    assert_eq!(list(folder.path()), [place]);
+    assert_eq!(fs::read_dir(folder.path()).expect("list").count(), 1);
+}
+
+#[test]
+fn a_reader_finds_a_whole_checkpoint_while_a_job_keeps_one_only() {
+    let folder = folder_with(&[0]);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for step in 1..60 {
+                // Every second one replaces another of its step.
+                save(folder.path(), 1, contents(step / 2)).expect("saved");
+            }
+        });
+        while !writer.is_finished() {
+            let newest = newest_by(folder.path(), |path| {
+                let contents = files::read(path)?;
+                let weights = contents.weights.iter().map(Stored::read);
+                let weights: io::Result<Vec<_>> = weights.collect();
+                weights.map_err(|error| error.to_string())
+            });
+            let newest = newest.expect("one is whole").expect("a checkpoint");
+            assert_eq!(newest.damaged, [""; 0]);
+        }
+    });
+}
+
+#[test]
 fn a_failed_write_leaves_the_earlier_checkpoint() {
     let folder = folder_with(&[1]);
     let mut bad = contents(2);
-    bad.weights
-        .push(("c".into(), TensorData::new(vec![true], [1])));
+    let flex32 = TensorData::from_bytes_vec(vec![0; 4], [1], DType::Flex32);
+    bad.weights.push(("c".into(), flex32));
     let error = save(folder.path(), 1, bad).expect_err("a type that cannot be saved");
     assert!(
         error.to_string().starts_with("cannot write checkpoint"),
