@@ -162,6 +162,14 @@ impl TensorParallel {
         self.share(total, parts.start).start..self.share(total, parts.end - 1).end
     }
 
+    /// *Errors*: with sequence parallelism, a length that is no multiple of the parts.
+    fn divides_sequence(&self, length: usize) -> Result<(), PartsError> {
+        match self.cuts_sequence {
+            true => self.divides(length, "places of a sequence"),
+            false => Ok(()),
+        }
+    }
+
     /// *Errors*: `size` is no multiple of the parts.
     fn divides(&self, size: usize, what: &'static str) -> Result<(), PartsError> {
         let parts = self.parts();

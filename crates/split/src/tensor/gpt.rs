@@ -98,8 +98,9 @@ pub struct ParallelGptEmbedding {
 }
 
 impl ParallelGptEmbedding {
-    /// This rank's parts. *Errors*: more parts than tokens.
+    /// This rank's parts. *Errors*: more parts than tokens; with sequence parallelism, parts that do not divide the context.
     pub fn new(whole: GptEmbedding, tp: &TensorParallel) -> Result<Self, PartsError> {
+        tp.divides_sequence(whole.positions.weight.lazy_shape()[0])?;
         let tokens = ParallelEmbedding::new(whole.tokens, tp)?;
         draw(&whole.positions.weight);
         Ok(Self {

@@ -3,6 +3,7 @@
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Int, Tensor, Tolerance};
 use paceline_collective::ProcessGroup;
+use paceline_nn::gpt::GptConfig;
 use paceline_nn::{Pass, Recompute};
 use paceline_split::tensor::{ParallelGpt, PartsError, TensorParallel, TensorPlacement};
 
@@ -115,6 +116,16 @@ fn parts_that_do_not_fit_are_refused_with_the_numbers() {
         .remove(0)
     };
     assert_eq!(refused(3), "3 parts do not divide 4 attention heads");
+    let cut = on_ranks(1, |group| {
+        let tp = TensorParallel::new(group, 4).expect("parts");
+        let config = GptConfig {
+            context: 6,
+            ..CONFIG
+        };
+        ParallelGpt::from_gpt(gpt(&config, &device), &tp.with_sequence_parallel()).err()
+    });
+    let error = cut[0].as_ref().expect("refused").to_string();
+    assert_eq!(error, "4 parts do not divide 6 places of a sequence");
     assert_eq!(refused(12), "11 tokens are too few for 12 parts");
     let few = on_ranks(2, |group| TensorParallel::new(group, 1).err());
     assert_eq!(few[1], Some(PartsError::Ranks { parts: 1, ranks: 2 }));
