@@ -145,7 +145,8 @@ impl Ddp {
     /// *Blocks*: until all ranks have arrived, at most the group's timeout.
     ///
     /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; unsupported types; no parameters; fewer shards
-    /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks.
+    /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks; no memory for the buckets, unless
+    /// [`DdpOptions::deferred_init`] leaves them to a sharded optimizer.
     pub fn new<M: Module>(
         group: ProcessGroup,
         model: M,
@@ -244,6 +245,9 @@ impl Ddp {
             keeps_tail: options.recovery == Recovery::Live,
         };
         let reducer = make(&device, setup)?;
+        if !options.deferred_init {
+            reducer.reserve()?;
+        }
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
         };
@@ -313,8 +317,12 @@ impl Ddp {
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         let made = reducer(backend, reduction, &self.device, setup)?;
-        self.sink = made.clone();
-        Ok(std::mem::replace(&mut self.reducer, made))
+        Ok(self.replace_reducer(made))
+    }
+
+    pub(crate) fn replace_reducer(&mut self, reducer: Arc<dyn Reducer>) -> Arc<dyn Reducer> {
+        self.sink = reducer.clone();
+        std::mem::replace(&mut self.reducer, reducer)
     }
 
     pub(crate) fn parameters(&self) -> &[Entry] {
@@ -437,7 +445,7 @@ fn reducer(
         return match (is_host, hook) {
             (true, CommHook::None) => {
                 let sums = InDouble::new(&setup, device);
-                Ok(Arc::new(DeviceReducer::new(setup, Box::new(sums))?))
+                Ok(Arc::new(DeviceReducer::new(setup, Box::new(sums))))
             }
             (true, hook) => Err(DdpError::CommHook { hook, what }),
             (false, _) => Err(DdpError::Backend(
@@ -446,7 +454,7 @@ fn reducer(
         };
     }
     if is_host {
-        return Ok(Arc::new(HostReducer::new(setup)?));
+        return Ok(Arc::new(HostReducer::new(setup)));
     }
     if backend == Backend::Nccl && setup.shares.is_some() {
         return Err(NOT_SCATTERED);
@@ -488,7 +496,7 @@ fn on_nccl(
         Ok(cuda) => Ok(Some(Arc::new(DeviceReducer::new(
             setup.clone(),
             Box::new(cuda),
-        )?))),
+        )))),
         // Every rank gets the same error.
         Err(DdpError::Nccl(error))
             if backend == Backend::Auto && matches!(*error, NcclError::OneDevice { .. }) =>

@@ -43,6 +43,11 @@ pub(crate) use staged::StagedReducer;
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
 pub(crate) trait Reducer: GradientSink {
+    /// Takes the memory of all buckets that keep theirs for life. Without this call each takes it when its first gradient comes.
+    ///
+    /// *Errors*: no memory.
+    fn reserve(&self) -> Result<(), DdpError>;
+
     /// Handles the next event of the step, in the compute thread's order.
     fn apply(&self, event: Event);
 

@@ -59,7 +59,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,
-        deferred_init: config.zero == Zero::Parameters,
+        deferred_init: config.zero != Zero::Off,
         recovery: match config.recovery {
             Recovery::Live => paceline_ddp::Recovery::Live,
             Recovery::Restart | Recovery::None => paceline_ddp::Recovery::None,

@@ -83,9 +83,10 @@ pub struct DdpOptions {
     /// From [`Ddp::new`](crate::Ddp::new) on, SIGTERM, SIGINT and SIGUSR1 no longer end the process. The program must call
     /// [`Ddp::stop_requested`](crate::Ddp::stop_requested), which reports them, after every step.
     pub stop_on_signal: bool,
-    /// Leaves the weights that Burn has not made yet to [`ZeroRedundancyOptimizer::at_stage`](crate::ZeroRedundancyOptimizer::at_stage),
-    /// which makes them one parameter at a time. At stage 3 of ZeRO no rank then ever has the whole model. As PyTorch's deferred
-    /// initialization.
+    /// Leaves the memory of gradients, and the weights that Burn has not made yet, to
+    /// [`ZeroRedundancyOptimizer::at_stage`](crate::ZeroRedundancyOptimizer::at_stage). From stage 2 of ZeRO on no rank then ever has
+    /// memory for all gradients; weights are made one parameter at a time, and at stage 3 no rank ever has the whole model. As
+    /// PyTorch's deferred initialization.
     pub deferred_init: bool,
     /// What happens when a rank is lost (killed, crashed, stopped or hung). With [`Recovery::Live`] the other ranks go on without
     /// it and end with the same weights: [`Ddp::step`](crate::Ddp::step) repeats the interrupted step, so it may call the program's

@@ -51,7 +51,8 @@ impl Ddp {
             return Ok(());
         }
         let plan = Arc::new(plan);
-        self.make_reducer(plan.clone())?;
+        drop(self.make_reducer(plan.clone())?);
+        self.reducer.reserve()?;
         self.plan = plan;
         self.tokens.reorder(&order);
         Ok(())

@@ -214,6 +214,8 @@ impl Ddp {
         }
         // The group's operations begin anew.
         self.undone = 0;
-        self.make_reducer(self.plan.clone())
+        let until_now = self.make_reducer(self.plan.clone())?;
+        self.reducer.reserve()?;
+        Ok(until_now)
     }
 }

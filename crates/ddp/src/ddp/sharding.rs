@@ -59,8 +59,9 @@ impl Ddp {
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         let reducer = reducer(backend, reduction, &self.device, setup)?;
-        self.reducer = reducer.clone();
-        self.sink = reducer.clone();
+        // The memory of the buckets until now serves the new ones.
+        drop(self.replace_reducer(reducer.clone()));
+        reducer.reserve()?;
         self.shares = Some(shares.clone());
         if stage.shards_parameters() {
             let gathers = self.group.split(Some(0), 0)?;

@@ -229,8 +229,9 @@ struct Leaf {
 }
 
 impl Blocks {
-    /// `first` is the reported number of the plan's first bucket.
-    pub(super) fn new(setup: Setup, first: usize) -> Result<Self, DdpError> {
+    /// `first` is the reported number of the plan's first bucket. A bucket without [reserved](Self::reserve) memory takes it when
+    /// its first gradient comes.
+    pub(super) fn new(setup: Setup, first: usize) -> Self {
         let compressor = compress::compressor(&setup);
         let Setup {
             group,
@@ -245,9 +246,18 @@ impl Blocks {
             .is_some_and(ZeroStage::shards_gradients)
             .then(Pool::default);
         let is_gated = stage.is_some_and(ZeroStage::shards_parameters);
-        let mut blocks = Self {
+        let live = plan.buckets.iter().map(|bucket| Live {
+            memory: None,
+            flight: None,
+            own: None,
+            fill: vec![Fill::Empty; bucket.segments.len()],
+            open: 0,
+            sealed: false,
+            ready: None,
+        });
+        Self {
             open: is_gated.then_some(0),
-            live: Vec::with_capacity(plan.buckets.len()),
+            live: live.collect(),
             plan,
             first,
             tree,
@@ -261,22 +271,16 @@ impl Blocks {
             height: 0,
             next: 0,
             step: 0,
-        };
-        for (at, bucket) in blocks.plan.buckets.iter().enumerate() {
-            let is_pooled = blocks.pool.is_some() && at != blocks.plan.tail();
-            let (len, hook) = blocks.extent(at);
-            let memory = || Memory::new(&blocks.group, len, hook);
-            blocks.live.push(Live {
-                memory: (!is_pooled).then(memory).transpose()?,
-                flight: None,
-                own: None,
-                fill: vec![Fill::Empty; bucket.segments.len()],
-                open: 0,
-                sealed: false,
-                ready: None,
-            });
         }
-        Ok(blocks)
+    }
+
+    /// Gives memory to all buckets that keep theirs for life.
+    pub(super) fn reserve(&mut self) -> Result<(), DdpError> {
+        let first = match self.pool {
+            Some(_) => self.plan.tail(),
+            None => 0,
+        };
+        (first..self.live.len()).try_for_each(|bucket| self.hold(bucket))
     }
 
     /// Numbers in a bucket's memory, and its hook.
@@ -453,8 +457,11 @@ impl Blocks {
     fn hold(&mut self, bucket: usize) -> Result<(), DdpError> {
         let (len, hook) = self.extent(bucket);
         let memory = &mut self.live[bucket].memory;
-        if let (None, Some(pool)) = (&memory, &mut self.pool) {
-            *memory = Some(pool.take(&self.group, len, hook)?);
+        if memory.is_none() {
+            *memory = Some(match &mut self.pool {
+                Some(pool) if bucket != self.plan.tail() => pool.take(&self.group, len, hook)?,
+                _ => Memory::new(&self.group, len, hook)?,
+            });
         }
         Ok(())
     }
@@ -658,6 +665,7 @@ impl Blocks {
     }
 
     fn put_buffers(&mut self, tail: usize, buffers: &[Vec<f32>]) {
+        self.hold_open(tail);
         let Some(leaf) = &self.leaf else { return };
         let weight = leaf.weight;
         let layout = &self.plan.buckets[tail];

@@ -69,21 +69,20 @@ pub(super) struct Tail {
 }
 
 impl HostReducer {
-    /// *Errors*: no memory for the buckets.
-    pub(crate) fn new(setup: Setup) -> Result<Self, DdpError> {
+    pub(crate) fn new(setup: Setup) -> Self {
         Self::numbered_from(0, setup)
     }
 
     /// A reducer of the tail bucket alone, for gradients that do not go through host memory. Its sums end with one flag per
     /// parameter.
-    pub(super) fn of_tail(setup: Setup) -> Result<Self, DdpError> {
+    pub(super) fn of_tail(setup: Setup) -> Self {
         let first = setup.plan.tail();
         let plan = Arc::new(setup.plan.tail_alone());
         Self::numbered_from(first, Setup { plan, ..setup })
     }
 
-    fn numbered_from(first: usize, setup: Setup) -> Result<Self, DdpError> {
-        Ok(Self {
+    fn numbered_from(first: usize, setup: Setup) -> Self {
+        Self {
             group: setup.group.clone(),
             plan: setup.plan.clone(),
             hook: setup.hook,
@@ -91,8 +90,8 @@ impl HostReducer {
             keeps_tail: setup.keeps_tail,
             unfinished: Mutex::new(None),
             weights: Mutex::new(setup.plan.buckets.iter().map(|_| None).collect()),
-            blocks: Mutex::new(Blocks::new(setup, first)?),
-        })
+            blocks: Mutex::new(Blocks::new(setup, first)),
+        }
     }
 
     /// Takes gradients, row-major, by the index of their parameter.
@@ -156,6 +155,10 @@ impl HostReducer {
 }
 
 impl Reducer for HostReducer {
+    fn reserve(&self) -> Result<(), DdpError> {
+        lock(&self.blocks).reserve()
+    }
+
     fn apply(&self, event: Event) {
         lock(&self.blocks).apply(event);
     }

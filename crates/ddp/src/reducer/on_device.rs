@@ -101,8 +101,7 @@ struct Live {
 }
 
 impl DeviceReducer {
-    /// *Errors*: no memory for the tail bucket.
-    pub(crate) fn new(setup: Setup, device: Box<dyn DeviceGroup>) -> Result<Self, DdpError> {
+    pub(crate) fn new(setup: Setup, device: Box<dyn DeviceGroup>) -> Self {
         let plan = setup.plan.clone();
         let live = || (0..plan.tail()).map(|_| Live::default()).collect();
         let state = State {
@@ -110,14 +109,14 @@ impl DeviceReducer {
             used: vec![false; plan.places.len()],
             ..State::default()
         };
-        Ok(Self {
+        Self {
             device,
             state: Mutex::new(state),
             plan,
             tree: setup.tree.clone(),
             rank: setup.group.rank(),
-            tail: HostReducer::of_tail(setup)?,
-        })
+            tail: HostReducer::of_tail(setup),
+        }
     }
 
     fn begin_step(&self, step: u64) {
@@ -294,6 +293,10 @@ impl DeviceReducer {
 }
 
 impl Reducer for DeviceReducer {
+    fn reserve(&self) -> Result<(), DdpError> {
+        self.tail.reserve()
+    }
+
     fn apply(&self, event: Event) {
         match &event {
             Event::Step { step, .. } => self.begin_step(*step),

@@ -54,11 +54,11 @@ struct Passes {
 }
 
 impl StagedReducer {
-    /// *Errors*: no memory for the buckets, or no thread.
+    /// *Errors*: no thread.
     pub(crate) fn new(setup: Setup) -> Result<Self, DdpError> {
         let rank = setup.group.global_rank(setup.group.rank());
         let plan = setup.plan.clone();
-        let host = Arc::new(HostReducer::new(setup)?);
+        let host = Arc::new(HostReducer::new(setup));
         let (sender, receiver) = channel();
         let passes = Arc::new(Passes::default());
         let theirs = (host.clone(), passes.clone());
@@ -145,6 +145,10 @@ impl StagedReducer {
 }
 
 impl Reducer for StagedReducer {
+    fn reserve(&self) -> Result<(), DdpError> {
+        self.host.reserve()
+    }
+
     fn apply(&self, event: Event) {
         match event {
             Event::Step { .. } => lock(&self.pending).iter_mut().for_each(Vec::clear),

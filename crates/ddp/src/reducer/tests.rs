@@ -69,9 +69,9 @@ enum Walk {
 impl Walk {
     fn reducer(self, setup: Setup) -> Result<Arc<dyn Reducer>, DdpError> {
         Ok(match self {
-            Self::Host => Arc::new(HostReducer::new(setup)?),
+            Self::Host => Arc::new(HostReducer::new(setup)),
             Self::Staged => Arc::new(StagedReducer::new(setup)?),
-            Self::Device => Arc::new(InHostMemory::reducer(setup, None)?),
+            Self::Device => Arc::new(InHostMemory::reducer(setup, None)),
         })
     }
 }
@@ -86,7 +86,7 @@ struct InHostMemory {
 }
 
 impl InHostMemory {
-    fn reducer(setup: Setup, fails_from: Option<usize>) -> Result<DeviceReducer, DdpError> {
+    fn reducer(setup: Setup, fails_from: Option<usize>) -> DeviceReducer {
         let device = Self {
             group: setup.group.clone(),
             tree: setup.tree.clone(),
@@ -332,7 +332,7 @@ fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
         let rank = group.rank();
         let made = Ddp::with_reducer(group, Net::new(&device), options(2), |_, setup| {
             let fails_from = (rank == 1).then_some(2);
-            Ok(Arc::new(InHostMemory::reducer(setup, fails_from)?))
+            Ok(Arc::new(InHostMemory::reducer(setup, fails_from)))
         });
         let (mut ddp, net) = made.expect("ranks agree");
         let failed = ddp.step(&net, |turn| {

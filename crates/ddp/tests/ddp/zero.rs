@@ -295,6 +295,20 @@ struct Deep {
 const LAYERS: usize = 8;
 const WIDTH: usize = 256;
 
+impl Deep {
+    fn new(device: &Device) -> Self {
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(device);
+        Self {
+            layers: (0..LAYERS).map(layer).collect(),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let run = |x, layer: &Linear| relu(layer.forward(x));
+        self.layers.iter().fold(x, run)
+    }
+}
+
 /// One step and update; returns the most bytes that buckets held, and how many were back before the backward pass ended.
 fn deep_step(group: ProcessGroup, stage: ZeroStage, shards: usize) -> (usize, usize) {
     let device = device();
@@ -308,11 +322,8 @@ fn deep_step(group: ProcessGroup, stage: ZeroStage, shards: usize) -> (usize, us
         fingerprint_every: 0,
         ..DdpOptions::default()
     };
-    let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
-    let net = Deep {
-        layers: (0..LAYERS).map(layer).collect(),
-    };
-    let (mut ddp, net) = Ddp::new(group.clone(), net, options).expect("ranks agree");
+    let made = Ddp::new(group.clone(), Deep::new(&device), options);
+    let (mut ddp, net) = made.expect("ranks agree");
     assert_eq!(ddp.bucket_count(), LAYERS);
     let arena = || {
         group
@@ -327,9 +338,7 @@ fn deep_step(group: ProcessGroup, stage: ZeroStage, shards: usize) -> (usize, us
     for _ in 0..2 {
         let reduced = ddp.step(&net, |shard| {
             let x = Tensor::<2>::ones([4, WIDTH], &device);
-            let model = shard.model()?;
-            let run = |x, layer: &Linear| relu(layer.forward(x));
-            let loss = model.layers.iter().fold(x, run).mean();
+            let loss = shard.model()?.forward(x).mean();
             shard.backward(loss, 1.0)
         });
         let reduced = reduced.expect("a step");
@@ -400,6 +409,54 @@ fn a_rank_that_leaves_is_the_error_of_a_bucket_that_was_waited_for_in_the_backwa
     });
     assert_eq!(errors[1].to_string(), "device: it left");
     assert_eq!(errors[0].culprit(), Some(1), "{}", errors[0]);
+}
+
+#[test]
+fn at_stage_2_a_model_trains_whose_gradients_do_not_fit_the_arena() {
+    let layer = (WIDTH * WIDTH + WIDTH) * size_of::<f32>();
+    let arena = |bytes| GroupOptions {
+        arena_bytes: Some(bytes),
+        ..group_options()
+    };
+    // Room for two buckets and the messages of the ranks, but not for all gradients.
+    let small = arena(6 * layer);
+    let train = |group: ProcessGroup, deferred_init: bool| {
+        let device = device();
+        let options = DdpOptions {
+            shards: Some(2),
+            caps: BucketCaps {
+                first_bytes: layer,
+                bytes: layer,
+            },
+            deferred_init,
+            ..DdpOptions::default()
+        };
+        let net = fixed(Deep::new(&device), (1 << 26) as f32, 0.1);
+        let (mut ddp, net) = Ddp::new(group, net, options)?;
+        let (optimizer, stage) = (AdamWConfig::new().init(), ZeroStage::Gradients);
+        let (mut optimizer, mut net) =
+            ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage)?;
+        for _ in 0..2 {
+            let reduced = ddp.step(&net, |shard| {
+                let x = Tensor::<2>::ones([4, WIDTH], &device);
+                let loss = shard.model()?.forward(x).mean();
+                shard.backward(loss, 1.0)
+            })?;
+            net = optimizer.step(0.01, net, reduced.grads)?;
+        }
+        Ok::<_, paceline_ddp::DdpError>(weights::sha256(&weights::export(&net)))
+    };
+    let trained = |options: &GroupOptions, deferred_init| {
+        ranks_with(options, 2, |group| train(group, deferred_init))
+    };
+    for error in trained(&small, false) {
+        let error = error.expect_err("all gradients").to_string();
+        assert!(error.starts_with("no room for a buffer"), "{error}");
+    }
+    let expected = trained(&arena(64 << 20), false);
+    for (found, expected) in trained(&small, true).into_iter().zip(expected) {
+        assert_eq!(found.expect("two buckets"), expected.expect("room for all"));
+    }
 }
 
 #[test]
