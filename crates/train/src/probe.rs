@@ -46,6 +46,8 @@ pub struct Dry {
     pub recompute: bool,
     /// Samples of a pass.
     pub samples: usize,
+    /// Whether such passes wait for others between forward and backward.
+    pub waits: bool,
 }
 
 /// What the ranks have measured.
@@ -140,6 +142,10 @@ fn measure<T: TrainTask>(
     let parameters = parameters(&net);
     let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
     let batch = 0..dry.samples;
+    let kept_bytes = match dry.waits {
+        true => Some(steps.kept(batch.clone())?),
+        false => None,
+    };
     let ran = steps.run(|_| vec![batch.clone()])?;
     let quietest = quietest(&ran);
     let depth = Depth {
@@ -155,6 +161,7 @@ fn measure<T: TrainTask>(
             .max(0.0),
         // The program's own pages come in while it runs.
         rest_bytes: rest + file_bytes(),
+        kept_bytes,
         pass_bytes: most(&ran, |one| one.pass_bytes),
         end_bytes: most(&ran, |one| one.end_bytes),
     };
@@ -247,20 +254,45 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         })
     }
 
+    /// Bytes that a forward pass leaves for its backward pass: what a third one adds while two wait. Before the first step
+    /// the allocator has no free memory that it could take.
+    fn kept(&mut self, samples: std::ops::Range<usize>) -> Result<f64, TrainError> {
+        let (task, precision) = (self.task, self.config.precision);
+        let net = self.net.as_ref().expect("the model is always put back");
+        let batch = self.batch(samples);
+        let mut peaks = [0.0; 3];
+        self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
+            let device = shard.device().clone();
+            let mut waiting = Vec::new();
+            for bytes in &mut peaks {
+                let scores = task.scores(&shard.model()?, &batch, precision, &device);
+                waiting.push(scores.loss());
+                *bytes = peak();
+            }
+            shard.micro_batches(0);
+            Ok::<_, TrainError>(())
+        })?;
+        let mut kept = [peaks[2] - peaks[1]];
+        self.group.all_reduce(&mut kept, ReduceOp::Max)?;
+        Ok(kept[0])
+    }
+
     /// Runs steps in which a shard has these samples for each micro-batch, after one to warm up.
     fn run(
         &mut self,
         samples: impl Fn(usize) -> Vec<std::ops::Range<usize>>,
     ) -> Result<Vec<Step>, TrainError> {
-        let count = self.task.len(Part::Train);
-        let batch = |samples: std::ops::Range<usize>| {
-            let samples = samples.map(|sample| sample % count);
-            self.task.batch(Part::Train, samples)
-        };
-        let shard = |shard| samples(shard).into_iter().map(batch).collect();
+        let micro_batch = |samples| self.batch(samples);
+        let shard = |shard| samples(shard).into_iter().map(micro_batch).collect();
         let batch: RankBatch<T::Batch> = self.ddp.shards().map(shard).collect();
         self.one(&batch)?;
         (0..STEPS).map(|_| self.one(&batch)).collect()
+    }
+
+    fn batch(&self, samples: std::ops::Range<usize>) -> T::Batch {
+        let count = self.task.len(Part::Train);
+        let samples = samples.map(|sample| sample % count);
+        self.task.batch(Part::Train, samples)
     }
 
     /// One step of all ranks at once. Its figures are those of the slowest and largest rank.

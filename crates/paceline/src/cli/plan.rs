@@ -43,6 +43,8 @@ pub(crate) struct PlanRankArgs {
     pub(crate) recompute: bool,
     /// Samples of a dry pass.
     pub(crate) samples: usize,
+    /// Measure what waits between forward and backward passes.
+    pub(crate) waits: bool,
     /// Run whole steps of the layout instead of dry ones.
     pub(crate) whole: bool,
 }
@@ -137,6 +139,7 @@ pub(super) fn rank_command() -> clap::Command {
         .arg(valued("tp", "N", value_parser!(u64)).default_value("1"))
         .arg(option("recompute").action(ArgAction::SetTrue))
         .arg(valued("samples", "N", value_parser!(u64)).default_value("1"))
+        .arg(option("waits").action(ArgAction::SetTrue))
         .arg(option("whole").action(ArgAction::SetTrue))
 }
 
@@ -175,6 +178,7 @@ pub(super) fn read_rank(matches: &ArgMatches) -> PlanRankArgs {
         tp: required::<u64>(matches, "tp") as usize,
         recompute: matches.get_flag("recompute"),
         samples: required::<u64>(matches, "samples") as usize,
+        waits: matches.get_flag("waits"),
         whole: matches.get_flag("whole"),
     }
 }

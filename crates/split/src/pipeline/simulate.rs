@@ -49,13 +49,13 @@ impl Trace {
     }
 }
 
-/// Most stages whose backward pass is still to come, over a rank's plan.
-pub fn in_flight(plan: &[Action]) -> usize {
-    let (mut now, mut most) = (0, 0);
+/// Most of what the forward passes of a rank's plan leave for its backward passes at once, if each leaves `kept`.
+pub fn in_flight(plan: &[Action], kept: impl Fn(&Action) -> f64) -> f64 {
+    let (mut now, mut most) = (0.0_f64, 0.0_f64);
     for action in plan {
         match action.act {
-            Act::Forward => now += 1,
-            Act::Backward | Act::BackwardWeight => now -= 1,
+            Act::Forward => now += kept(action),
+            Act::Backward | Act::BackwardWeight => now -= kept(action),
             _ => {}
         }
         most = most.max(now);
@@ -231,8 +231,8 @@ mod tests {
                     Schedule::ZeroBubbleH1 => ranks.min(micro_batches),
                 };
                 assert_eq!(
-                    in_flight(actions),
-                    expect,
+                    in_flight(actions, |_| 1.0),
+                    expect as f64,
                     "{schedule} {size:?} rank {rank}"
                 );
             }

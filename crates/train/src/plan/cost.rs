@@ -66,6 +66,7 @@ impl Layout {
             work,
             way: &way,
             passes: &passes,
+            stages: &stages,
         };
         let memories = ranks.iter().enumerate();
         let memories = memories.map(|(rank, stage)| facts.of_rank(rank, stage));

@@ -45,6 +45,8 @@ pub(super) struct Facts<'a> {
     pub(super) work: &'a Workload,
     pub(super) way: &'a Way,
     pub(super) passes: &'a Passes,
+    /// Of all ranks of a pipeline.
+    pub(super) stages: &'a [Stage],
 }
 
 impl Facts<'_> {
@@ -56,6 +58,7 @@ impl Facts<'_> {
             work,
             way,
             passes,
+            stages,
             ..
         } = self;
         let (zero, replicas, stack) = (layout.zero, layout.dp as f64, passes.stack);
@@ -74,18 +77,18 @@ impl Facts<'_> {
         };
         let tied = stage.tied * VALUE_BYTES;
         let weights = bytes - in_blocks + dealt(3, in_blocks) + 2.0 * gathered + tied;
-        let pooled = match zero {
-            2 => bytes.min(POOLED_BUCKETS * work.bucket),
-            3 => bytes.min(POOLED_BUCKETS * block.max(work.bucket.min(bytes - in_blocks))),
-            _ => bytes,
-        };
-        let buckets = match stack > 1.0 {
-            true => bytes * stack,
-            false => pooled,
+        // Gradients of several passes are added up in the buckets, which then leave with the last pass only.
+        let buckets = match zero {
+            2 if passes.count() == 1.0 => bytes.min(POOLED_BUCKETS * work.bucket),
+            3 if passes.count() == 1.0 => {
+                let outside = work.bucket.min(bytes - in_blocks);
+                bytes.min(POOLED_BUCKETS * block.max(outside))
+            }
+            _ => bytes * stack,
         };
         let optimizer = MOMENTS * dealt(1, bytes);
         let gradients = dealt(1, bytes);
-        let activations = passes.samples * self.activations(rank, stage) + tied;
+        let activations = passes.samples * (passes.kept(rank, stages) + way.temporary) + tied;
         // Two buckets of weights arrive before they replace the old ones. The allocator keeps this memory.
         let (arriving, slices) = match zero {
             1 | 2 => (bytes.min(2.0 * work.bucket), 2.0 * bytes / replicas),
@@ -105,25 +108,6 @@ impl Facts<'_> {
             other: model.rest + extra,
             mapped,
             peak: model.rest + pass.max(end) + mapped,
-        }
-    }
-
-    /// Bytes of activations for a sample of a pass. One of the passes in flight runs.
-    fn activations(&self, rank: usize, stage: &Stage) -> f64 {
-        let (part, waiting) = (&stage.part, self.passes.in_flight(rank) - 1.0);
-        if !self.layout.recompute {
-            return part.activations + waiting * part.kept;
-        }
-        // Inputs of all layers, and the values of the layer that runs.
-        let (way, plain) = (
-            self.way,
-            self.model.way(self.layout.tp, false, self.passes.samples),
-        );
-        let inputs = (way.layer.activations + waiting * way.layer.kept) * stage.layers;
-        match stage.has_head {
-            true => inputs + way.outer.activations + waiting * plain.outer.kept,
-            false if stage.layers > 0.0 => inputs + plain.layer.activations,
-            false => inputs,
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct Depth {
     pub other: f64,
     /// Resident bytes of the process without the model.
     pub rest_bytes: f64,
+    /// Bytes that a forward pass leaves for its backward pass, where this was measured.
+    pub kept_bytes: Option<f64>,
     /// Most resident bytes up to the end of the backward pass.
     pub pass_bytes: f64,
     /// Most resident bytes from there to the end of the step.
@@ -57,6 +59,9 @@ impl Depth {
         };
         Self {
             rest_bytes: larger.rest_bytes,
+            kept_bytes: (self.kept_bytes.into_iter())
+                .chain(other.kept_bytes)
+                .reduce(f64::max),
             pass_bytes: larger.pass_bytes,
             end_bytes: larger.end_bytes,
             ..quieter
@@ -66,6 +71,12 @@ impl Depth {
     fn values(&self) -> f64 {
         let [outer, layer] = self.parameters.map(|count| count as f64);
         outer + layer * self.layers as f64
+    }
+
+    /// Bytes of values that wait in the largest pass, and temporary ones.
+    fn in_pass(&self) -> f64 {
+        // Weights, gradients in their buckets, and the optimizer's state were there.
+        self.besides(self.pass_bytes, 2.0 + MOMENTS)
     }
 
     /// What is resident besides the process and so many values for each trained one.
@@ -83,9 +94,7 @@ pub struct PartCosts {
     pub forward: f64,
     /// Seconds of its backward pass for a sample.
     pub backward: f64,
-    /// Bytes for a sample of a pass: those kept for the backward pass, and temporary ones.
-    pub activations: f64,
-    /// Those that wait for the backward pass.
+    /// Bytes for a sample that the forward pass leaves for the backward pass.
     pub kept: f64,
     /// Seconds of the optimizer's step for it.
     pub optimizer: f64,
@@ -102,10 +111,12 @@ pub struct Way {
     pub recompute: bool,
     /// Samples of a pass.
     pub samples: usize,
-    /// Everything outside of the layers. With recomputed blocks its activations contain those of one layer.
+    /// Everything outside of the layers.
     pub outer: PartCosts,
     /// One layer.
     pub layer: PartCosts,
+    /// Bytes for a sample that come and go in a pass. With recomputed blocks these are the values of one of them.
+    pub temporary: f64,
 }
 
 /// What a model costs on one rank.
@@ -169,6 +180,16 @@ impl ModelCosts {
         }
         let ways = kinds.into_iter().map(|((tp, recompute, _), mut measured)| {
             measured.sort_by_key(|depth| depth.layers);
+            let alike = |recompute| {
+                let depths = depths.iter().copied();
+                let alike = depths.filter(|depth| (depth.tp, depth.recompute) == (tp, recompute));
+                alike.collect::<Vec<_>>()
+            };
+            let plain = PassMemory::of(&alike(false));
+            let memory = match recompute {
+                true => PassMemory::recomputed(&alike(true), plain, shape.boundary_bytes()),
+                false => plain,
+            };
             if let Some(link) = link.filter(|_| tp > 1) {
                 // What the ranks wait for each other is planned for other links too.
                 measured.iter_mut().for_each(|depth| {
@@ -180,11 +201,9 @@ impl ModelCosts {
                     depth.backward *= share;
                 });
             }
-            Way::of(&measured)
+            Way::of(&measured, memory)
         });
-        let mut ways: Vec<Way> = ways.collect();
-        let measured = ways.clone();
-        ways.iter_mut().for_each(|way| way.part_kept(&measured));
+        let ways: Vec<Way> = ways.collect();
         let whole = || depths.iter().filter(|depth| depth.tp == 1);
         // A pass leaves memory with the allocator, the less the smaller it was.
         let extra = whole().map(|depth| depth.besides(depth.end_bytes, 3.0 + MOMENTS));
@@ -201,16 +220,12 @@ impl ModelCosts {
         if let Some(way) = self.nearest(samples, |way| (way.tp, way.recompute) == (tp, recompute)) {
             return way;
         }
-        let fewer = |way: &&Way| !way.recompute && tp.is_multiple_of(way.tp);
-        let most = self.ways.iter().filter(fewer).map(|way| way.tp).max();
-        let most = self.nearest(samples, |way| !way.recompute && Some(way.tp) == most);
-        let way = most
-            .unwrap_or_default()
-            .cut(tp, self.shape.boundary_bytes());
-        match recompute {
-            true => self.recomputed(way),
-            false => way,
-        }
+        let alike = |way: &Way| way.recompute == recompute && tp.is_multiple_of(way.tp);
+        let fewer = self.ways.iter().filter(|way| alike(way));
+        let most = fewer.map(|way| way.tp).max();
+        let most = self.nearest(samples, |way| alike(way) && Some(way.tp) == most);
+        most.unwrap_or_default()
+            .cut(tp, self.shape.boundary_bytes())
     }
 
     /// The one whose passes are most like these.
@@ -222,61 +237,78 @@ impl ModelCosts {
         });
         nearest.copied()
     }
+}
 
-    /// `way` with recomputed blocks, in the proportion that was measured without parts.
-    fn recomputed(&self, mut way: Way) -> Way {
-        let samples = way.samples.max(1) as f64;
-        let again = self.nearest(samples, |way| way.tp == 1 && way.recompute);
-        let plain = again.and_then(|again| {
-            let samples = again.samples as f64;
-            self.nearest(samples, |way| way.tp == 1 && !way.recompute)
-        });
-        // By how much the backward pass is longer, in forward passes, and the memory larger, in layers.
-        let (mut longer, mut larger) = (1.0, 1.0);
-        let mut input = self.shape.boundary_bytes();
-        let mut fixed = 0.0;
-        if let (Some(plain), Some(again)) = (plain, again) {
-            let [before, now] = [plain, again].map(|way| way.outer.activations);
-            let ratio = |more: f64, than: f64| if than > 0.0 { more / than } else { 1.0 };
-            longer = ratio(
-                again.layer.backward - plain.layer.backward,
-                plain.layer.forward,
-            );
-            larger = ratio(now - before, plain.layer.activations);
-            input = input.max(again.layer.kept);
-            // What a layer has in any pass is shared as its weights are.
-            let share = ratio(way.layer.parameters, again.layer.parameters);
-            fixed = (again.layer.activations - input).max(0.0) * again.samples as f64 * share;
+/// Bytes of a pass for a sample.
+#[derive(Clone, Copy, Default)]
+struct PassMemory {
+    /// Kept outside of the layers, and in each of them.
+    kept: [f64; 2],
+    temporary: f64,
+}
+
+impl PassMemory {
+    /// From the same model with few layers and with more. Passes that were never seen waiting keep all that they have.
+    fn of(depths: &[Depth]) -> Self {
+        let figures = |figure: fn(&Depth) -> Option<f64>| {
+            let measured = depths.iter();
+            let measured = measured.filter_map(|depth| Some((depth, figure(depth)?)));
+            measured.collect::<Vec<_>>()
+        };
+        let mut kept = figures(|depth| depth.kept_bytes);
+        if kept.is_empty() {
+            let most = depths.iter().map(|depth| depth.samples).max();
+            kept = figures(|depth| Some(depth.in_pass()));
+            kept.retain(|(depth, _)| Some(depth.samples) == most);
         }
-        way.outer.activations += larger.max(0.0) * way.layer.activations;
-        way.layer.backward += longer.max(0.0) * way.layer.forward;
-        way.layer.kept = input;
-        way.layer.activations = input + fixed / samples;
-        way.recompute = true;
-        way
+        kept.sort_by_key(|(depth, _)| depth.layers);
+        Self::with(of_layers(&kept), depths)
     }
+
+    /// With recomputed blocks, whose layers keep their inputs; what is outside of them keeps what it does in a `plain` pass.
+    fn recomputed(depths: &[Depth], plain: Self, input: f64) -> Self {
+        Self::with([plain.kept[0], input], depths)
+    }
+
+    /// The largest pass shows what comes and goes, in a process where nothing else has waited.
+    fn with(kept: [f64; 2], depths: &[Depth]) -> Self {
+        let alone = depths.iter().filter(|depth| depth.kept_bytes.is_none());
+        let largest = alone.max_by_key(|depth| (depth.samples, depth.layers));
+        let temporary = largest.map_or(0.0, |depth| {
+            let [outer, layer] = kept;
+            let waits = outer + layer * depth.layers as f64;
+            (depth.in_pass() / depth.samples.max(1) as f64 - waits).max(0.0)
+        });
+        Self { kept, temporary }
+    }
+}
+
+/// Of a figure of the same model with few layers and with more, what a sample adds outside of the layers and in each of them.
+fn of_layers(figures: &[(&Depth, f64)]) -> [f64; 2] {
+    let (Some(first), Some(last)) = (figures.first(), figures.last()) else {
+        return [0.0; 2];
+    };
+    let of = |(depth, figure): &(&Depth, f64)| figure / depth.samples.max(1) as f64;
+    let more = last.0.layers - first.0.layers;
+    let layer = match more > 0 {
+        true => ((of(last) - of(first)) / more as f64).max(0.0),
+        false => 0.0,
+    };
+    [(of(last) - layer * last.0.layers as f64).max(0.0), layer]
 }
 
 impl Way {
     /// From the same model with few layers and with more.
-    fn of(depths: &[Depth]) -> Self {
-        let (Some(first), Some(last)) = (depths.first(), depths.last()) else {
+    fn of(depths: &[Depth], memory: PassMemory) -> Self {
+        let Some(last) = depths.last() else {
             return Self::default();
         };
-        let more = (last.layers - first.layers) as f64;
-        // For a sample: outside of the layers, and in each of them.
-        let split = |figure: &dyn Fn(&Depth) -> f64| {
-            let of = |depth: &Depth| figure(depth) / depth.samples.max(1) as f64;
-            let layer = match more > 0.0 {
-                true => ((of(last) - of(first)) / more).max(0.0),
-                false => 0.0,
-            };
-            [(of(last) - layer * last.layers as f64).max(0.0), layer]
+        let split = |seconds: fn(&Depth) -> f64| {
+            let figures = depths.iter().map(|depth| (depth, seconds(depth)));
+            of_layers(&figures.collect::<Vec<_>>())
         };
-        let forward = split(&|depth| depth.forward);
-        let backward = split(&|depth| depth.backward);
-        // Weights, buckets and moments are there in the pass; the averages join them at its end.
-        let activations = split(&|depth| depth.besides(depth.pass_bytes, 2.0 + MOMENTS));
+        let forward = split(|depth| depth.forward);
+        let backward = split(|depth| depth.backward);
         let per_value = |seconds: f64| seconds.max(0.0) / last.values().max(1.0);
         let part = |at: usize| {
             let parameters = last.parameters[at] as f64;
@@ -284,8 +316,7 @@ impl Way {
                 parameters,
                 forward: forward[at],
                 backward: backward[at],
-                activations: activations[at],
-                kept: activations[at],
+                kept: memory.kept[at],
                 optimizer: parameters * per_value(last.optimizer),
                 other: parameters * per_value(last.other),
             }
@@ -296,22 +327,7 @@ impl Way {
             samples: last.samples,
             outer: part(0),
             layer: part(1),
-        }
-    }
-
-    /// Tells what waits for the backward pass from what a pass has anyway: the first grows with the samples of a pass.
-    fn part_kept(&mut self, all: &[Self]) {
-        let other = all.iter().copied().find(|way| {
-            (way.tp, way.recompute) == (self.tp, self.recompute) && way.samples != self.samples
-        });
-        if let Some(other) = other {
-            let (here, there) = (self.samples as f64, other.samples as f64);
-            let kept = |own: &PartCosts, other: &PartCosts| {
-                let grown = own.activations * here - other.activations * there;
-                (grown / (here - there)).clamp(0.0, own.activations.min(other.activations))
-            };
-            self.outer.kept = kept(&self.outer, &other.outer);
-            self.layer.kept = kept(&self.layer, &other.layer);
+            temporary: memory.temporary,
         }
     }
 
@@ -319,8 +335,7 @@ impl Way {
     fn cut(self, tp: usize, boundary: f64) -> Self {
         let share = self.tp as f64 / tp as f64;
         let cut = |part: PartCosts, whole: f64| PartCosts {
-            activations: whole + (part.activations - whole) * share,
-            kept: part.kept * share,
+            kept: whole + (part.kept - whole) * share,
             parameters: part.parameters * share,
             forward: part.forward * share,
             backward: part.backward * share,
@@ -330,7 +345,8 @@ impl Way {
         Self {
             tp,
             outer: cut(self.outer, 0.0),
-            layer: cut(self.layer, (2.0 * boundary).min(self.layer.activations)),
+            layer: cut(self.layer, (2.0 * boundary).min(self.layer.kept)),
+            temporary: self.temporary * share,
             ..self
         }
     }

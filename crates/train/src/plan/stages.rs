@@ -40,7 +40,6 @@ impl PartCosts {
         self.parameters += other.parameters;
         self.forward += other.forward;
         self.backward += other.backward;
-        self.activations += other.activations;
         self.kept += other.kept;
         self.optimizer += other.optimizer;
         self.other += other.other;
@@ -103,8 +102,11 @@ pub(super) fn stages(
         blocks[run.clone()]
             .iter()
             .for_each(|block| stage.add(block));
-        if stage.has_head && layout.pp > 1 {
-            stage.tied = way.outer.parameters;
+        match (layout.pp > 1, stage.has_head) {
+            (true, true) => stage.tied = way.outer.parameters,
+            // The output is held until its gradient arrives.
+            (true, false) => stage.part.kept += model.shape.boundary_bytes(),
+            (false, _) => {}
         }
         stage
     });
@@ -187,11 +189,12 @@ impl Passes {
         (self.own * self.batches.accumulate) as f64
     }
 
-    /// Passes of a rank that wait for their backward pass, each through all of its stages.
-    pub(super) fn in_flight(&self, rank: usize) -> f64 {
-        let actions = self.plan.get(rank);
-        actions.map_or(1.0, |actions| {
-            in_flight(actions) as f64 / self.size.chunks as f64
-        })
+    /// Bytes for a sample that wait for their backward pass on a rank, with the stage that runs.
+    pub(super) fn kept(&self, rank: usize, stages: &[Stage]) -> f64 {
+        let of = |stage: &Stage| stage.part.kept;
+        match self.plan.get(rank) {
+            Some(actions) => in_flight(actions, |action| of(&stages[action.stage])),
+            None => stages.iter().map(of).sum(),
+        }
     }
 }

@@ -14,8 +14,20 @@ fn depth(layers: usize) -> Depth {
         optimizer: 1e-9 * (2e6 + 1e6 * count),
         other: 1e-9 * (2e6 + 1e6 * count),
         rest_bytes: 50e6,
+        kept_bytes: None,
         pass_bytes: 50e6 + 16.0 * (2e6 + 1e6 * count) + samples * (1e6 + 2e6 * count),
         end_bytes: 50e6 + 20.0 * (2e6 + 1e6 * count) + 3e6,
+    }
+}
+
+/// The same with recomputed blocks: a layer keeps its input, and one at a time has its values.
+fn recomputed(layers: usize) -> Depth {
+    let (samples, count) = (10.0, layers as f64);
+    Depth {
+        recompute: true,
+        backward: samples * (0.04 + 0.03 * count),
+        pass_bytes: 50e6 + 16.0 * (2e6 + 1e6 * count) + samples * (3e6 + 4e3 * count),
+        ..depth(layers)
     }
 }
 
@@ -27,7 +39,8 @@ const SHAPE: Shape = Shape {
 };
 
 fn model() -> ModelCosts {
-    ModelCosts::of(&[depth(3), depth(1)], SHAPE, None)
+    let depths = [depth(3), depth(1), recomputed(3), recomputed(1)];
+    ModelCosts::of(&depths, SHAPE, None)
 }
 
 fn plan(cluster: Cluster, work: Workload) -> Plan {
@@ -73,8 +86,8 @@ fn layers_that_were_not_measured_are_extrapolated() {
     let way = model.way(1, false, 10.0);
     near(way.layer.forward, 0.01);
     near(way.outer.backward, 0.04);
-    near(way.layer.activations, 2e6);
-    near(way.outer.activations, 1e6);
+    near(way.layer.kept, 2e6);
+    near(way.outer.kept, 1e6);
     near(model.step_extra, 3e6);
     let one = cost(Layout::ddp(1));
     // 64 samples.
@@ -145,11 +158,12 @@ fn a_pipeline_has_bubbles_and_says_how_it_cuts_the_model() {
     assert_eq!((&pp.cuts[..], pp.accumulate), (&[6][..], 8));
     near(pp.seconds.compute, 64.0 * 0.15);
     assert!(pp.seconds.bubble > 0.0);
-    // The first stage has five layers and the matrix; two of its eight micro-batches of two samples are in flight.
-    near(pp.memory.activations, 2.0 * 2.0 * 10e6);
+    // The first stage has five layers and the matrix; two of its eight micro-batches of two samples are in flight, each with the
+    // stage's output.
+    near(pp.memory.activations, 2.0 * 2.0 * (10e6 + 4e3));
     near(pp.memory.optimizer, 2.0 * 28e6);
     let gpipe = with(Schedule::GPipe);
-    near(gpipe.memory.activations, 8.0 * 2.0 * 10e6);
+    near(gpipe.memory.activations, 8.0 * 2.0 * (10e6 + 4e3));
     let interleaved = with(Schedule::Interleaved);
     assert_eq!(interleaved.cuts.len(), 3);
     assert!(interleaved.seconds.bubble < pp.seconds.bubble);
@@ -180,13 +194,14 @@ fn parts_of_layers_cost_what_was_measured_on_any_link() {
 
     // Two parts that take 0.9 of the time of the whole, of which a part is the exchange.
     let link = cluster(1, 2).within;
-    let mut depths = vec![depth(1), depth(3)];
-    depths.extend([1, 3].map(|layers| Depth {
+    let mut depths = vec![depth(1), depth(3), recomputed(1), recomputed(3)];
+    let parts = |whole: &Depth| Depth {
         tp: 2,
-        forward: 0.9 * depth(layers).forward,
-        backward: 0.9 * depth(layers).backward,
-        ..depth(layers)
-    }));
+        forward: 0.9 * whole.forward,
+        backward: 0.9 * whole.backward,
+        ..*whole
+    };
+    depths.extend(depths.clone().iter().map(parts));
     let model = ModelCosts::of(&depths, SHAPE, Some(link));
     let two = tp(&model, 2, link.bandwidth, false);
     let computed = two.seconds.compute + two.seconds.communication;
@@ -205,41 +220,35 @@ fn parts_of_layers_cost_what_was_measured_on_any_link() {
 
 #[test]
 fn recomputed_blocks_cost_what_was_measured() {
-    let again = |layers: usize| Depth {
-        recompute: true,
-        backward: depth(layers).backward + 0.05 * layers as f64,
-        pass_bytes: 50e6 + 16.0 * (2e6 + 1e6 * layers as f64) + 10.0 * 2.5e6,
-        ..depth(layers)
-    };
-    let depths = [depth(1), depth(3), again(1), again(3)];
-    let model = ModelCosts::of(&depths, SHAPE, None);
     let layout = Layout {
         recompute: true,
         ..Layout::ddp(4)
     };
-    let cost = layout.cost(&model, &cluster(1, 4), &WORK);
-    let cost = cost.expect("it is possible");
-    near(cost.memory.activations, 16.0 * 2.5e6);
-    near(cost.seconds.compute, 16.0 * (0.3 + 8.0 * 0.005));
+    let cost = cost(layout);
+    near(cost.memory.activations, 16.0 * (8.0 * 4e3 + 3e6));
+    near(cost.seconds.compute, 16.0 * (0.3 + 8.0 * 0.01));
 }
 
 #[test]
-fn passes_cost_what_the_measured_ones_of_about_their_size_do() {
-    // A sample alone takes twice the time, and half of a layer's megabytes are there in any pass.
+fn passes_take_the_time_of_those_of_about_their_size_and_keep_what_a_waiting_one_does() {
+    // A sample alone takes twice the time, and keeps half of the memory of its pass.
     let single = |layers: usize| Depth {
         samples: 1,
         forward: 2.0 * depth(layers).forward / 10.0,
         backward: 2.0 * depth(layers).backward / 10.0,
-        pass_bytes: depth(layers).pass_bytes - 9.0 * (1e6 + 1e6 * layers as f64),
+        kept_bytes: Some(0.5e6 + 1e6 * layers as f64),
         ..depth(layers)
     };
     let depths = [depth(1), depth(3), single(1), single(3)];
     let model = ModelCosts::of(&depths, SHAPE, None);
     near(model.way(1, false, 16.0).layer.forward, 0.01);
     near(model.way(1, false, 2.0).layer.forward, 0.02);
-    // Of the passes in flight, those that wait have half of them.
-    near(model.way(1, false, 16.0).layer.kept, 1e6);
-    near(model.way(1, false, 2.0).layer.kept, 1e6);
+    for samples in [16.0, 2.0] {
+        let way = model.way(1, false, samples);
+        near(way.layer.kept, 1e6);
+        near(way.outer.kept, 0.5e6);
+        near(way.temporary, 7e6 - 3.5e6);
+    }
 }
 
 #[test]

@@ -32,6 +32,8 @@ impl Measured {
             tp: layout.tp,
             recompute,
             samples: layout.samples(&work),
+            // What waits with recomputed blocks is what goes into them.
+            waits: layout.pp > 1 && !recompute,
         };
         let mut all = vec![of(Layout::ddp(ranks), false), of(Layout::ddp(ranks), true)];
         self.dry(resolved, ranks, all.remove(0))?;
@@ -46,15 +48,14 @@ impl Measured {
                 tp,
                 ..Layout::ddp(dp)
             };
-            all.extend((tp > 1).then(|| of(layout, false)));
-            if dp > 1 {
-                let pipeline = Layout {
-                    pp: 2,
-                    dp: (dp / 2).max(1),
-                    ..layout
-                };
-                all.push(of(pipeline, false));
-                all.extend((tp == 1).then(|| of(pipeline, true)));
+            let pipeline = Layout {
+                pp: 2,
+                dp: (dp / 2).max(1),
+                ..layout
+            };
+            for recompute in [false, true] {
+                all.extend((tp > 1).then(|| of(layout, recompute)));
+                all.extend((dp > 1).then(|| of(pipeline, recompute)));
             }
         }
         all.iter()
@@ -68,6 +69,7 @@ impl Measured {
             format!("--samples={}", dry.samples),
         ];
         options.extend(dry.recompute.then(|| "--recompute".into()));
+        options.extend(dry.waits.then(|| "--waits".into()));
         let deep: Probe = measure(resolved, ranks, &options)?;
         let layers = deep.depth.layers;
         self.take(deep);
@@ -88,7 +90,16 @@ impl Measured {
             (Some(a), Some(b)) => Some(faster(a, b)),
             (a, b) => a.or(b),
         };
-        let kind = |depth: &Depth| (depth.layers, depth.tp, depth.recompute, depth.samples);
+        let kind = |depth: &Depth| {
+            let Depth {
+                layers,
+                tp,
+                recompute,
+                samples,
+                ..
+            } = *depth;
+            (layers, tp, recompute, samples, depth.kept_bytes.is_some())
+        };
         let mut depths = self.depths.iter_mut();
         match depths.find(|depth| kind(depth) == kind(&probe.depth)) {
             Some(depth) => *depth = depth.or_quieter(probe.depth),
@@ -151,6 +162,7 @@ pub(super) fn as_rank(args: &PlanRankArgs) -> Result<Exit, Failure> {
         tp: args.tp,
         recompute: args.recompute,
         samples: args.samples,
+        waits: args.waits,
     };
     let figures = match args.whole {
         true => probe::rehearse(config, &group).map(|found| json(&found)),
