@@ -2,11 +2,11 @@
 # Measures how much time each layout of a language model over ranks adds to a training step, in Paceline and in PyTorch. Each
 # round runs every job once, Paceline's and PyTorch's in turn, so that changes in the machine's speed affect both.
 #
-# Usage: benches/layouts.sh [--rounds N] [PROGRAM]
+# Usage: benches/layouts.sh [--only REGEX] [--rounds N] [PROGRAM]
 #
-# PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results, one JSON object per line, are appended
+# REGEX chooses layouts by PyTorch's job and number of ranks, such as 'gpipe 4'; by default all. PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results, one JSON object per line, are appended
 # to docs/benchmarks/layouts.jsonl. A Markdown table of this run (benches/layouts-table.py) goes to stdout, progress to stderr.
-# A round takes about a minute.
+# A round of all layouts takes about a minute.
 #
 # Without PyTorch in the Python that PACELINE_BENCH_PYTHON names, by default python3, only Paceline is measured.
 #
@@ -14,8 +14,13 @@
 
 set -euo pipefail
 python=${PACELINE_BENCH_PYTHON:-python3}
-readonly SYNOPSIS='benches/layouts.sh [--rounds N] [PROGRAM]' OPTION=rounds DEFAULT=9
+readonly SYNOPSIS='benches/layouts.sh [--only REGEX] [--rounds N] [PROGRAM]' OPTION=rounds DEFAULT=9
 command_line="benches/layouts.sh${*:+ $*}"
+only=
+if [[ ${1-} == --only ]]; then
+    only=${2-}
+    shift $(($# < 2 ? 1 : 2))
+fi
 source=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 source "$source/tools/jobs.sh"
 readonly OUT=$source/docs/benchmarks/layouts.jsonl
@@ -36,7 +41,7 @@ readonly JOB=(--task lm --layers "$LAYERS" --heads "$HEADS" --width "$WIDTH" --c
     --threads-per-rank 1 --usage off --timeout-seconds 60)
 
 # NAME OF PYTORCH'S JOB|RANKS|SEQUENCES OF A RANK|MICRO-BATCHES|OPTIONS: ranks that compute without each other.
-readonly APART=(
+readonly ALL_APART=(
     'apart|1|8|1|'
     'apart|2|4|1|'
     'apart|4|2|1|'
@@ -49,7 +54,7 @@ readonly APART=(
 # data-parallel job computes its own sequences. W ranks that share the layers or matrices of one model compute all of them
 # in 1 / W of the time, and a pipeline of M micro-batches waits for (W - 1) / M of that. A backward pass costs two forward
 # passes, so another one of these takes a third more.
-readonly LAYOUTS=(
+readonly ALL_LAYOUTS=(
     'recompute|1|1|--recompute blocks|apart 1 8 1|4/3|recomputed blocks; `torch.utils.checkpoint`'
     'ddp|2|1||apart 2 4 1|1/1|DDP; `DistributedDataParallel`'
     'zero1|2|1|--zero 1|apart 2 4 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
@@ -65,6 +70,22 @@ readonly LAYOUTS=(
     "gpipe|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule gpipe|apart 4 8 $MICRO|7/16|GPipe; \`ScheduleGPipe\`"
     "1f1b|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule 1f1b|apart 4 8 $MICRO|7/16|1F1B; \`Schedule1F1B\`"
 )
+
+LAYOUTS=()
+compared=
+for line in "${ALL_LAYOUTS[@]}"; do
+    IFS='|' read -r layout ranks micro options apart part words <<<"$line"
+    if [[ "$layout $ranks" =~ $only ]]; then
+        LAYOUTS+=("$line")
+        compared+="|$apart|"
+    fi
+done
+((${#LAYOUTS[@]})) || usage "--only $only chooses no layout"
+APART=()
+for line in "${ALL_APART[@]}"; do
+    IFS='|' read -r layout ranks sequences micro options <<<"$line"
+    [[ $compared != *"|$layout $ranks $sequences $micro|"* ]] || APART+=("$line")
+done
 
 # The processes that run, and PyTorch's.
 jobs=()
