@@ -18,6 +18,7 @@ use super::faults::{self, Fault};
 use super::*;
 use crate::ddp::{Ddp, DdpOptions};
 use crate::plan::BucketCaps;
+use crate::sampler::permutation;
 use crate::scaler::GradScaler;
 use crate::weights;
 
@@ -355,6 +356,35 @@ fn a_second_rank_may_be_lost_while_the_next_generation_forms() {
                 assert_survivors(&outcomes, &[first, second], &hash, &case);
             }
         }
+    }
+}
+
+#[test]
+fn any_ranks_may_be_lost_anywhere() {
+    let hash = undisturbed();
+    // The places where a rank dies; the last bucket stands for a death during its first recovery.
+    let places = BUCKETS + 1;
+    for seed in 0..150 {
+        let wire = [Wire::Local, Wire::Tcp][seed as usize % 2];
+        let ranks = permutation(WORLD, seed).into_iter();
+        let draws = permutation(STEPS as usize * places, seed).into_iter();
+        let plans = ranks.zip(draws).map(|(rank, at)| Plan {
+            rank,
+            fault: match (at as u64 / places as u64, at % places) {
+                (_, BUCKETS) => Fault::DiesSettling,
+                (step, bucket) => Fault::Dies { step, bucket },
+            },
+        });
+        let plans: Vec<Plan> = plans.take(1 + seed as usize % (WORLD - 1)).collect();
+        let outcomes = outcomes(wire, &plans, None);
+        let is_lost = |rank: &usize| outcomes[*rank].hash.is_none();
+        let lost: Vec<usize> = (0..WORLD).filter(is_lost).collect();
+        // A rank that would die in an operation of a group that another one has just ended takes part in the next one.
+        let may_die = |rank: &usize| plans.iter().any(|plan| plan.rank == *rank);
+        assert!(lost.iter().all(may_die), "seed {seed}, {plans:?}: {lost:?}");
+        let dies = |plan: &Plan| matches!(plan.fault, Fault::Dies { .. });
+        assert_eq!(!lost.is_empty(), plans.iter().any(dies), "seed {seed}");
+        assert_survivors(&outcomes, &lost, &hash, &format!("seed {seed}, {plans:?}"));
     }
 }
 
