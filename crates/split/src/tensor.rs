@@ -45,8 +45,8 @@ pub use placement::TensorPlacement;
 /// Its operations run on one tensor for each part of this rank. They are functions of Burn's autodiff tape: the backward pass
 /// runs the opposite operation. All ranks of the group must run the same operations in the same order.
 ///
-/// *Numerics*: sums are in f32, along the tree over the parts; the result is rounded once to the tensors' type. Their bits
-/// are the same wherever the parts are.
+/// *Numerics*: sums are in f32, or f64 for tensors of f64, along the tree over the parts; the result is rounded once to the tensors'
+/// type. Their bits are the same wherever the parts are.
 ///
 /// *Errors*: Burn's functions return none. A failed collective is the failure of the [`Pass`](paceline_nn::Pass) of the
 /// thread, which `Ddp::step` returns as the step's error; the operation gives zeros, and later ones of the pass send nothing.

@@ -2,25 +2,57 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
 use paceline_collective::{AllGather, AllReduce, Buffer, Error, ReduceOp, ReduceScatter};
 use paceline_ddp::DdpError;
 
 use super::TensorParallel;
 
+/// A type that sums are in.
+trait Number: paceline_collective::Element + Element {}
+
+impl Number for f32 {}
+impl Number for f64 {}
+
+/// The type that tensors of `dtype` are summed in.
+pub(super) fn sums_of(dtype: FloatDType) -> FloatDType {
+    match dtype {
+        FloatDType::F64 => FloatDType::F64,
+        _ => FloatDType::F32,
+    }
+}
+
+/// Calls a method for the type that tensors are summed in.
+macro_rules! in_sums {
+    ($like:expr, $self:ident.$method:ident($($argument:expr),*)) => {
+        match sums_of($like.dtype) {
+            FloatDType::F64 => $self.$method::<f64, D>($($argument),*),
+            _ => $self.$method::<f32, D>($($argument),*),
+        }
+    };
+}
+
 impl TensorParallel {
     /// The sum of all parts' tensors, one of which is given for each part of this rank.
     ///
-    /// *Numerics*: in f32, along the tree.
+    /// *Numerics*: in f32, or f64 for tensors of f64, along the tree.
     pub(super) fn sum<const D: usize>(&self, parts: Vec<Tensor<D>>) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
+        in_sums!(like, self.sum_in(like, parts))
+    }
+
+    fn sum_in<T: Number, const D: usize>(
+        &self,
+        like: Like<D>,
+        parts: Vec<Tensor<D>>,
+    ) -> Result<Tensor<D>, DdpError> {
         let mut blocks = self.blocks(parts);
         if self.group.world() == 1 {
             let total = blocks.pop().expect("one block holds all parts");
             return Ok(total.cast(like.dtype));
         }
         let len = like.elements();
-        let mut buffer = self.buffer(len * blocks.len())?;
+        let mut buffer = self.buffer::<T>(len * blocks.len())?;
         write(&mut buffer, blocks);
         let call = AllReduce {
             op: ReduceOp::Sum,
@@ -40,12 +72,20 @@ impl TensorParallel {
         parts: Vec<Tensor<D>>,
     ) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
-        if self.group.world() == 1 {
-            return self.sum(parts);
+        match self.group.world() {
+            1 => self.sum(parts),
+            _ => in_sums!(like, self.sum_rows_in(like, parts)),
         }
+    }
+
+    fn sum_rows_in<T: Number, const D: usize>(
+        &self,
+        like: Like<D>,
+        parts: Vec<Tensor<D>>,
+    ) -> Result<Tensor<D>, DdpError> {
         let rows = self.share_of_rank(like.shape[0], self.group.rank());
         let blocks = self.blocks(parts);
-        let mut buffer = self.buffer(like.elements() * blocks.len())?;
+        let mut buffer = self.buffer::<T>(like.elements() * blocks.len())?;
         write(&mut buffer, blocks);
         let call = ReduceScatter {
             op: ReduceOp::Sum,
@@ -68,16 +108,25 @@ impl TensorParallel {
         rows: Tensor<D>,
         total: usize,
     ) -> Result<Tensor<D>, DdpError> {
-        if self.group.world() == 1 {
-            return Ok(rows);
-        }
         let like = Like::of(&rows);
+        match self.group.world() {
+            1 => Ok(rows),
+            _ => in_sums!(like, self.gather_rows_in(like, rows, total)),
+        }
+    }
+
+    fn gather_rows_in<T: Number, const D: usize>(
+        &self,
+        like: Like<D>,
+        rows: Tensor<D>,
+        total: usize,
+    ) -> Result<Tensor<D>, DdpError> {
         let mut shape = like.shape;
         shape[0] = total;
         let counts = self.counts(shape);
         let start: usize = counts[..self.group.rank()].iter().sum();
-        let mut buffer = self.buffer(shape.iter().product())?;
-        write(&mut buffer[start..], vec![rows.cast(FloatDType::F32)]);
+        let mut buffer = self.buffer::<T>(shape.iter().product())?;
+        write(&mut buffer[start..], vec![rows.cast(sums_of(like.dtype))]);
         let call = AllGather {
             counts: Some(counts),
             ..AllGather::default()
@@ -89,17 +138,26 @@ impl TensorParallel {
 
     /// The largest of all ranks' values, element by element.
     pub(super) fn max<const D: usize>(&self, values: Tensor<D>) -> Result<Tensor<D>, DdpError> {
-        if self.group.world() == 1 {
-            return Ok(values);
-        }
         let like = Like::of(&values);
-        let mut all = floats(values);
+        match self.group.world() {
+            1 => Ok(values),
+            _ => in_sums!(like, self.max_in(like, values)),
+        }
+    }
+
+    fn max_in<T: Number, const D: usize>(
+        &self,
+        like: Like<D>,
+        values: Tensor<D>,
+    ) -> Result<Tensor<D>, DdpError> {
+        let data = values.cast(sums_of(like.dtype)).into_data();
+        let mut all: Vec<T> = data.try_into_vec().expect("it was cast");
         let done = self.group.all_reduce(&mut all, ReduceOp::Max);
         done.map_err(|error| self.failed(error))?;
         Ok(like.tensor(&all, like.shape))
     }
 
-    fn buffer(&self, len: usize) -> Result<Buffer<f32>, DdpError> {
+    fn buffer<T: Number>(&self, len: usize) -> Result<Buffer<T>, DdpError> {
         let buffer = self.group.buffer(len);
         buffer.map_err(|error| self.failed(error))
     }
@@ -118,7 +176,7 @@ impl TensorParallel {
             .collect()
     }
 
-    /// Adds the parts of this rank as far as the tree does, in f32: what is left are the rank's blocks of the tree.
+    /// Adds the parts of this rank as far as the tree does: what is left are the rank's blocks of the tree.
     fn blocks<const D: usize>(&self, parts: Vec<Tensor<D>>) -> Vec<Tensor<D>> {
         let rank = self.group.rank();
         assert_eq!(
@@ -128,7 +186,8 @@ impl TensorParallel {
         );
         let mut stack: Vec<Tensor<D>> = Vec::new();
         for (part, tensor) in self.local().zip(parts) {
-            stack.push(tensor.cast(FloatDType::F32));
+            let dtype = sums_of(tensor.dtype().into());
+            stack.push(tensor.cast(dtype));
             for _ in 0..self.tree.merges_after(rank, part) {
                 let right = stack.pop().expect("a merge takes two");
                 let left = stack.pop().expect("a merge takes two");
@@ -161,6 +220,10 @@ impl<const D: usize> Like<D> {
         Tensor::zeros(self.shape, (&self.device, self.dtype.into()))
     }
 
+    pub(super) fn is_double(&self) -> bool {
+        self.dtype == FloatDType::F64
+    }
+
     /// With another size of the first dimension.
     pub(super) fn with_rows(mut self, rows: usize) -> Self {
         self.shape[0] = rows;
@@ -171,23 +234,19 @@ impl<const D: usize> Like<D> {
         self.shape.iter().product()
     }
 
-    fn tensor(&self, values: &[f32], shape: [usize; D]) -> Tensor<D> {
+    fn tensor<T: Number>(&self, values: &[T], shape: [usize; D]) -> Tensor<D> {
         let data = TensorData::new(values.to_vec(), shape);
-        let tensor = Tensor::<D>::from_data(data, (&self.device, DType::F32));
+        let dtype = DType::from(sums_of(self.dtype));
+        let tensor = Tensor::<D>::from_data(data, (&self.device, dtype));
         tensor.cast(self.dtype)
     }
 }
 
-fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    let data = tensor.cast(FloatDType::F32).into_data();
-    data.try_into_vec().expect("it was cast to f32")
-}
-
-fn write<const D: usize>(buffer: &mut [f32], blocks: Vec<Tensor<D>>) {
+fn write<T: Number, const D: usize>(buffer: &mut [T], blocks: Vec<Tensor<D>>) {
     let mut start = 0;
     for block in blocks {
         let data = block.into_data();
-        let values = data.as_slice::<f32>().expect("blocks are f32");
+        let values = data.as_slice::<T>().expect("blocks were cast");
         buffer[start..start + values.len()].copy_from_slice(values);
         start += values.len();
     }

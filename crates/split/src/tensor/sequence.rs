@@ -106,12 +106,17 @@ impl TensorParallel {
         let per_part: Vec<Slots<1>> = x.iter().map(|_| Slots::new(params.len())).collect();
         let (tp, failure, gradients) = (self.clone(), Failure::current(), per_part.clone());
         let likes: Vec<Like<1>> = params.iter().map(|param| param.like.clone()).collect();
+        let is_double = likes.iter().any(Like::is_double);
+        let dtype = match is_double {
+            true => FloatDType::F64,
+            false => FloatDType::F32,
+        };
         let point = match params.is_empty() {
             true => point,
             false => point.then(move || {
                 let parts = gradients.iter().map(|slots| {
                     let flat = slots.take(&likes).into_iter();
-                    Tensor::cat(flat.map(|values| values.cast(FloatDType::F32)).collect(), 0)
+                    Tensor::cat(flat.map(|values| values.cast(dtype)).collect(), 0)
                 });
                 let parts: Vec<Tensor<1>> = parts.collect();
                 let like = Like::of(&parts[0]);

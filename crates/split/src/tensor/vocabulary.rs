@@ -7,7 +7,7 @@ use paceline_nn::Failure;
 use paceline_nn::tape::plain;
 
 use super::TensorParallel;
-use super::exchange::Like;
+use super::exchange::{Like, sums_of};
 use super::operations::{Slots, deposits};
 
 /// Where classes lie in one part.
@@ -42,7 +42,7 @@ impl TensorParallel {
     /// `[predictions]`, numbered over all parts; to `[predictions]`. `classes` is the number of all classes, of which each part
     /// has its [`share`](Self::share).
     ///
-    /// *Numerics*: in f32; sums along the tree over the parts.
+    /// *Numerics*: in f32, or f64 for scores of f64; sums along the tree over the parts.
     ///
     /// *Memory*: the softmax of this rank's classes until the backward pass, nothing of the other ranks'. *Cost*: all-reduces of
     /// 1 and 2 numbers for each prediction if there are several ranks; nothing backward.
@@ -61,7 +61,7 @@ impl TensorParallel {
             .map(|part| self.places_in(part, classes, &right))
             .collect();
         let values = scores.iter().cloned();
-        let values = values.map(|scores| plain(scores).cast(FloatDType::F32));
+        let values = values.map(|scores| plain(scores).cast(sums_of(dtype)));
         let failure = Failure::current();
         let values: Vec<Tensor<2>> = values.collect();
         let like = Like::of(&values[0].clone().narrow(1, 0, 1));
@@ -129,7 +129,8 @@ impl TensorParallel {
         let best: Vec<(Tensor<2>, Tensor<2, Int>)> = scores
             .into_iter()
             .map(|scores| {
-                let scores = plain(scores).cast(FloatDType::F32);
+                let dtype = sums_of(scores.dtype().into());
+                let scores = plain(scores).cast(dtype);
                 (scores.clone().max_dim(1), scores.argmax(1))
             })
             .collect();

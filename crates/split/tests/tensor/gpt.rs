@@ -1,7 +1,7 @@
 //! The parallel GPT against the ordinary one, and against itself with its parts elsewhere.
 
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{Device, Int, Tensor, Tolerance};
+use burn::tensor::{DType, Device, Int, Tensor, Tolerance};
 use paceline_collective::ProcessGroup;
 use paceline_nn::gpt::GptConfig;
 use paceline_nn::{Pass, Recompute};
@@ -100,6 +100,30 @@ fn the_loss_and_gradients_are_close_to_the_ordinary_models() {
         for (name, data) in &expected {
             got[name].assert_approx_eq(data, tolerance);
         }
+    }
+}
+
+#[test]
+fn tensors_of_f64_are_summed_in_f64_wherever_the_parts_are() {
+    let sum = |world: usize| {
+        let mut sums = on_ranks(world, |group| {
+            let tp = TensorParallel::new(group, 4).expect("parts");
+            let parts = tp.local().map(|part| {
+                // Sums that f32 cannot hold.
+                let values = [1.0 + 1e-12 * part as f64, 1e9 + part as f64];
+                Tensor::<1>::from_data(values, (&Device::flex(), DType::F64))
+            });
+            let sum = tp.reduce(parts.collect()).into_data();
+            sum.try_to_vec::<f64>().expect("f64")
+        });
+        sums.dedup();
+        assert_eq!(sums.len(), 1, "all ranks have the same");
+        sums.remove(0)
+    };
+    let exact = [1.0, 1.0 + 1e-12, 1.0 + 2e-12, 1.0 + 3e-12];
+    let expected = vec![(exact[0] + exact[1]) + (exact[2] + exact[3]), 4e9 + 6.0];
+    for world in [1, 2, 3, 4] {
+        assert_eq!(sum(world), expected, "{world} ranks");
     }
 }
 
