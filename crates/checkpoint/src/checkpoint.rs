@@ -1,8 +1,8 @@
-//! The contents of a checkpoint: the program names the parts, and they are copied, or written as the ranks send them.
+//! The contents of a checkpoint: the program names the parts, and each rank copies what it has of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::Module;
@@ -14,10 +14,11 @@ use paceline_ddp::{Ddp, device};
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::dealt::{self, Dealt, Optimizer, Own};
 use crate::error::CheckpointError;
 use crate::files;
-use crate::optimizer::{self, Dealt, OptimizerRef};
-use crate::share::Shares;
+use crate::optimizer::OptimizerRef;
+use crate::share::{Share, Shares};
 use crate::tensors::TensorsFile;
 
 /// The parts of a checkpoint: a model, its optimizer and any other state that the program resumes from.
@@ -65,107 +66,76 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
-    /// Whether ranks have parts of the state.
+    /// Whether ranks have parts of the state, the same answer on all of them.
     pub(crate) fn is_dealt(&self, ddp: &Ddp) -> bool {
-        ddp.is_split() || matches!(self.optimizer, OptimizerRef::Sharded(_))
+        ddp.is_split() || ddp.has_hook_state() || matches!(self.optimizer, OptimizerRef::Sharded(_))
     }
 
-    /// Writes model and optimizer, of which ranks have parts, into rank 0's `folder`, and returns the hash of the weights. All ranks
-    /// call it; without a folder nothing is written.
-    ///
-    /// *Memory*: one tensor of the whole state on rank 0, and on every rank its own part of the optimizer's state.
-    pub(crate) fn write_dealt(
-        &self,
-        ddp: &Ddp,
-        folder: Option<&Path>,
-        metadata: &BTreeMap<String, String>,
-    ) -> Result<String, CheckpointError> {
-        let tensors = ddp.tensors(self.model);
-        let failed = |path: PathBuf| {
-            move |source| CheckpointError::File {
-                action: "write checkpoint",
-                path,
-                source,
-            }
-        };
-        let mut hasher = Hasher::default();
-        let path = folder.map(|folder| folder.join(files::WEIGHTS));
-        let file = path.map(|path| {
-            TensorsFile::create(&path, &tensors, metadata.clone()).map_err(failed(path))
-        });
-        let mut file = file.transpose();
-        if ddp.is_split() || folder.is_some() {
-            ddp.export(self.model, |name, data| {
-                // After a failed write the other ranks still send.
-                if let (Ok(Some(open)), Some(folder)) = (&mut file, folder) {
-                    hasher.add(name, &data);
-                    if let Err(error) = open.put(name, &data) {
-                        file = Err(failed(folder.join(files::WEIGHTS))(error));
-                    }
-                }
-                Ok::<_, CheckpointError>(())
-            })?;
+    /// Copies what this rank has of dealt state.
+    pub(crate) fn copy_dealt(&self, ddp: &Ddp) -> Result<Dealt, CheckpointError> {
+        let ids = weights::paths(self.model).into_iter();
+        let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
+        let model = ddp.tensors(self.model);
+        let shapes = model.iter().map(|(path, shape, _)| (path.clone(), shape));
+        let shapes: HashMap<String, &Vec<usize>> = shapes.collect();
+        let mut weights = Own::default();
+        for own in ddp.own_tensors(self.model)? {
+            let whole = shapes[&own.path].clone();
+            let slice = ddp.placement().and_then(|all| all.slice(own.id));
+            let share = Share::new(whole.clone(), slice, own.range);
+            weights.add(own.path, whole, share, own.value);
         }
-        let (optimizer, slices) = match self.optimizer {
-            OptimizerRef::Whole(optimizer) => {
-                ((ddp.group().rank() == 0).then_some(optimizer), None)
+        let mut hook = Own::default();
+        for (name, value) in ddp.hook_state()? {
+            hook.add(name, value.shape().to_vec(), Share::Whole, value);
+        }
+        let part = |optimizer, slices| {
+            let shares = Shares::new(ddp, self.model, slices);
+            Optimizer::Part(Own::of_optimizer(optimizer, &shares, &ids))
+        };
+        let optimizer = match self.optimizer {
+            OptimizerRef::Whole(own) if ddp.has_own_optimizers() => {
+                Optimizer::Own(dealt::numbered(own, &ids))
             }
+            OptimizerRef::Whole(optimizer) if ddp.group().rank() == 0 => part(optimizer, None),
+            OptimizerRef::Whole(_) => Optimizer::Part(Ok(Own::default())),
             OptimizerRef::Sharded(optimizer) => {
                 let slices = optimizer.slices(optimizer.group().rank());
-                (Some(optimizer.local()), Some(slices))
+                part(optimizer.local(), Some(slices))
             }
         };
-        let ids = weights::paths(self.model).into_iter();
-        let dealt = Dealt {
-            group: ddp.model_group(),
+        Ok(Dealt {
+            model,
+            ids,
+            weights,
             optimizer,
-            shares: Shares::new(ddp, self.model, slices),
-            ids: ids.map(|(id, _)| id).collect(),
-        };
-        let folder = folder.filter(|_| file.is_ok());
-        let path = folder.map(|folder| folder.join(files::optimizer_of(0)));
-        let written = dealt.write(path.as_deref());
-        file?;
-        written.map(|()| hasher.finish())
-    }
-
-    /// The states of all ranks' optimizers on rank 0, if each rank has its own. All ranks call it.
-    pub(crate) fn gather_own(&self, ddp: &Ddp) -> Result<Option<Vec<Bytes>>, CheckpointError> {
-        match self.optimizer {
-            OptimizerRef::Whole(optimizer) if ddp.has_own_optimizers() => {
-                let ids = weights::paths(self.model).into_iter();
-                let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
-                optimizer::gather_own(optimizer, ddp.group(), &ids)
-            }
-            _ => Ok(None),
-        }
+            hook,
+        })
     }
 
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
     /// owner, so later steps make new tensors. On a device they are read now, in the order of its queue.
-    fn copy_optimizer(&self, gathered: Option<Vec<Bytes>>) -> Result<Optimizer, String> {
-        let optimizer = match (gathered, self.optimizer) {
-            (Some(states), _) => return Ok(Optimizer::Encoded(states)),
-            (None, OptimizerRef::Whole(optimizer)) => optimizer,
-            (None, OptimizerRef::Sharded(_)) => unreachable!("its state is dealt to the ranks"),
+    fn copy_optimizer(&self) -> Result<Encodable, String> {
+        let OptimizerRef::Whole(optimizer) = self.optimizer else {
+            unreachable!("its state is dealt to the ranks");
         };
         let mut devices = self.model.devices().into_iter();
         if devices.all(|device| device::name(&device).is_none()) {
-            return Ok(Optimizer::Shared(optimizer.clone()));
+            return Ok(Encodable::Shared(optimizer.clone()));
         }
         let state = optimizer.into_bytes();
         let state =
             state.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))?;
-        Ok(Optimizer::Encoded(vec![state]))
+        Ok(Encodable::Encoded(state))
     }
 
     /// Copies the tensors, so that the program may change its own.
-    pub(crate) fn copy(&self, optimizers: Option<Vec<Bytes>>) -> Result<Copied, String> {
+    pub(crate) fn copy(&self) -> Result<Copied, String> {
         let mut weights = weights::export(self.model);
         weights.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(Copied {
             weights,
-            optimizer: self.copy_optimizer(optimizers)?,
+            optimizer: self.copy_optimizer()?,
         })
     }
 
@@ -186,13 +156,13 @@ impl<'a, M: Module> Checkpoint<'a, M> {
 /// The copied tensors of a checkpoint, by path and in its order.
 pub(crate) struct Copied {
     weights: Vec<(String, TensorData)>,
-    optimizer: Optimizer,
+    optimizer: Encodable,
 }
 
 /// Optimizer state, encoded or not yet.
-enum Optimizer {
+enum Encodable {
     Shared(ModuleOptimizer),
-    Encoded(Vec<Bytes>),
+    Encoded(Bytes),
 }
 
 impl Copied {
@@ -207,16 +177,13 @@ impl Copied {
             hasher.add(name, data);
         }
         write_tensors(&folder.join(files::WEIGHTS), self.weights, metadata)?;
+        let path = folder.join(files::optimizer_of(0));
         match self.optimizer {
-            Optimizer::Shared(optimizer) => {
-                let written = optimizer.save(folder.join(files::optimizer_of(0)));
+            Encodable::Shared(optimizer) => {
+                let written = optimizer.save(path);
                 written.map_err(|error| io::Error::other(error.to_string()))?;
             }
-            Optimizer::Encoded(states) => {
-                for (rank, state) in states.iter().enumerate() {
-                    std::fs::write(folder.join(files::optimizer_of(rank)), &state[..])?;
-                }
-            }
+            Encodable::Encoded(state) => std::fs::write(path, &state[..])?,
         }
         Ok(hasher.finish())
     }

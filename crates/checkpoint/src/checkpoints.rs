@@ -8,14 +8,14 @@ use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
 use burn::module::Module;
-use burn::tensor::{Bytes, TensorData};
+use burn::tensor::Bytes;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::StepPlan;
 use paceline_ddp::{Ddp, Recovery};
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
-use crate::checkpoint::{Checkpoint, write_tensors};
+use crate::checkpoint::Checkpoint;
 use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::folder::Writing;
@@ -30,9 +30,9 @@ const KEEP: usize = 3;
 /// Rank 0 reads and writes and sends the contents to the other ranks, so only its host needs to see the folder. All ranks
 /// call the same functions.
 ///
-/// *Background*: [`save`](Self::save) copies the state and returns; a thread serialises, checksums, writes and syncs it. One
-/// checkpoint is written at a time: a new save waits until the previous one is on disk, so none is skipped and memory holds
-/// at most one copy.
+/// *Background*: [`save`](Self::save) copies the state and returns; a thread serialises, checksums, writes and syncs it. Where each
+/// rank has a part of the state, a thread of each rank sends it. One checkpoint is written at a time: a new save waits until the
+/// previous one is on disk, so none is skipped and memory holds at most one copy.
 ///
 /// *Errors* of the background thread are returned by the next `save` or by [`finish`](Self::finish). Without either, dropping
 /// waits for the thread and reports its error on stderr.
@@ -87,6 +87,8 @@ pub struct Checkpoints {
     keep: usize,
     metadata: BTreeMap<String, String>,
     writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+    /// The ranks, for what they send in the background; from the first save of dealt state on.
+    saves: Option<ProcessGroup>,
     /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
     ledger: Option<Ledger>,
     /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
@@ -109,6 +111,7 @@ impl Checkpoints {
             keep: KEEP,
             metadata: BTreeMap::new(),
             writing: None,
+            saves: None,
             ledger: None,
             unwritten: Vec::new(),
             opened: SystemTime::now(),
@@ -216,14 +219,13 @@ impl Checkpoints {
         }
     }
 
-    /// Saves the state after the last step. If every rank has all of it, rank 0 copies it and writes it in the background; the others
-    /// continue. State that is dealt to the ranks is written while they send it, one tensor after another, and only synced and
-    /// checksummed in the background.
+    /// Saves the state after the last step. The ranks copy what they have and continue; rank 0 writes in the background, and receives
+    /// what other ranks have, one tensor after another, over a group of its own.
     ///
-    /// *Memory*: a copy of the state; of dealt state one tensor on rank 0, and on every rank its own part of the optimizer's state.
+    /// *Memory*: on each rank a copy of what it has of the state, where the ranks have parts; otherwise on rank 0 a copy of it.
     ///
-    /// *Blocks*: until the previous save is on disk and the state is copied or sent. If gradients stay on a GPU, also until the
-    /// device has finished.
+    /// *Blocks*: until this rank has done its part of the previous save and has copied the state. If gradients stay on a GPU, also
+    /// until the device has finished. The first save of dealt state also waits for the other ranks.
     ///
     /// *Errors*: those of the previous save; a failed device; a type that cannot be saved.
     pub fn save<M: Module>(
@@ -234,85 +236,90 @@ impl Checkpoints {
         self.follow(ddp)?;
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
-        let is_root = self.group.rank() == 0;
-        let optimizers = checkpoint.gather_own(ddp)?;
-        let mut hook = Vec::new();
-        ddp.export_hook_state(|name, data| {
-            hook.push((name, data));
-            Ok::<_, CheckpointError>(())
-        })?;
-        let step = ddp.next_step();
-        let begun = match checkpoint.is_dealt(ddp) {
-            true => self.write_dealt(ddp, &checkpoint)?,
-            false => None,
-        };
-        if !is_root {
+        let rank = self.group.rank();
+        let is_dealt = checkpoint.is_dealt(ddp);
+        if rank != 0 && !is_dealt {
             return Ok(());
         }
-        self.group.set_phase(Phase::Checkpoint, step);
-        self.wait()?;
-        let folder = self.folder.clone();
-        let failed = move |source| CheckpointError::File {
-            action: "save a checkpoint in",
-            path: folder.clone(),
-            source,
+        self.group.set_phase(Phase::Checkpoint, ddp.next_step());
+        let last = self.wait();
+        let dealt = match is_dealt {
+            true => Some((self.group_of_saves(ddp)?, checkpoint.copy_dealt(ddp)?)),
+            false => None,
         };
-        let unusable = |what: String| failed(io::Error::other(what));
-        let copied = match &begun {
-            Some(_) => None,
-            None => Some(checkpoint.copy(optimizers).map_err(unusable)?),
+        let rest = last.and_then(|()| match rank {
+            0 => self.rest(ddp, &checkpoint).map(Some),
+            _ => Ok(None),
+        });
+        let whole = match (&dealt, &rest) {
+            (None, Ok(_)) => Some(checkpoint.copy().map_err(unusable(&self.folder))?),
+            _ => None,
         };
-        let schedule = checkpoint.schedule_state().map_err(unusable)?;
-        let mut state = State {
-            ddp: ddp.state_dict(),
-            sampler: checkpoint.sampler,
-            parameters: checkpoint.parameters(),
-            value: checkpoint.value.map_err(unusable)?,
-            ..State::default()
+        let metadata = self.metadata.clone();
+        // The other ranks send even if rank 0 cannot write.
+        let (rest, failed) = match rest {
+            Ok(rest) => (rest, None),
+            Err(error) if is_dealt => (None, Some(error)),
+            Err(error) => return Err(error),
         };
-        let (folder, keep, metadata) = (self.folder.clone(), self.keep, self.metadata.clone());
-        let ledger = self.ledger.as_ref().map(Ledger::file).transpose();
-        let ledger = ledger.map_err(&failed)?;
         let write = move || {
-            let (writing, hash) = match (begun, copied) {
-                (Some(begun), _) => begun,
-                (None, copied) => {
-                    let writing = Writing::begin(&folder, step)?;
-                    let copied = copied.expect("it is copied unless it is dealt");
-                    let hash = copied.write(writing.path(), metadata);
-                    let hash = hash.map_err(writing.failed())?;
-                    (writing, hash)
+            let begun = rest.map(|rest| {
+                let writing = Writing::begin(&rest.folder, rest.state.ddp.step)?;
+                Ok::<_, CheckpointError>((rest, writing))
+            });
+            let begun = begun.transpose();
+            let written = begun.as_ref().ok().and_then(Option::as_ref);
+            let folder = written.map(|(_, writing)| writing.path());
+            let hash = match (dealt, whole, written) {
+                (Some((group, dealt)), ..) => dealt.write(&group, folder, metadata),
+                (None, Some(whole), Some((_, writing))) => {
+                    let hash = whole.write(writing.path(), metadata);
+                    hash.map_err(writing.failed())
                 }
+                _ => Ok(String::new()),
             };
-            state.weights_sha256 = hash;
-            write_rest(writing.path(), hook, schedule).map_err(writing.failed())?;
-            // A run that resumes from this checkpoint finds all its steps in the ledger.
-            let synced = ledger.map_or(Ok(()), |ledger| ledger.sync_data());
-            synced.map_err(writing.failed())?;
-            writing.finish(keep, state)
+            match begun? {
+                Some((rest, writing)) => rest.finish(writing, hash?),
+                None => hash.map(drop),
+            }
         };
-        let thread = thread::Builder::new().name("rank0/save".into());
-        self.writing = Some(thread.spawn(write).map_err(failed)?);
-        Ok(())
+        let thread = thread::Builder::new().name(format!("rank{rank}/save"));
+        self.writing = Some(thread.spawn(write).map_err(failed_in(&self.folder))?);
+        failed.map_or(Ok(()), Err)
     }
 
-    /// Writes state that is dealt to the ranks, on rank 0, and returns the hash of the weights. All ranks call it.
-    fn write_dealt<M: Module>(
-        &mut self,
+    /// The ranks' group for what they send in the background.
+    fn group_of_saves(&mut self, ddp: &Ddp) -> Result<ProcessGroup, CheckpointError> {
+        if let Some(group) = &self.saves {
+            return Ok(group.clone());
+        }
+        let group = ddp.model_group().split(Some(0), 0)?;
+        let group = group.expect("every rank has a colour");
+        Ok(self.saves.insert(group).clone())
+    }
+
+    /// What rank 0 adds to the tensors.
+    fn rest<M: Module>(
+        &self,
         ddp: &Ddp,
         checkpoint: &Checkpoint<'_, M>,
-    ) -> Result<Option<(Writing, String)>, CheckpointError> {
-        let step = ddp.next_step();
-        self.group.set_phase(Phase::Checkpoint, step);
-        let writing = (self.group.rank() == 0).then(|| {
-            self.wait()?;
-            Writing::begin(&self.folder, step)
-        });
-        // The other ranks send even if rank 0 cannot write.
-        let folder = writing.as_ref().and_then(|writing| writing.as_ref().ok());
-        let folder = folder.map(Writing::path);
-        let hash = checkpoint.write_dealt(ddp, folder, &self.metadata);
-        Ok(writing.transpose()?.zip(Some(hash?)))
+    ) -> Result<Rest, CheckpointError> {
+        let schedule = checkpoint.schedule_state();
+        let value = checkpoint.value.clone();
+        let ledger = self.ledger.as_ref().map(Ledger::file).transpose();
+        Ok(Rest {
+            schedule: schedule.map_err(unusable(&self.folder))?,
+            state: State {
+                ddp: ddp.state_dict(),
+                sampler: checkpoint.sampler,
+                parameters: checkpoint.parameters(),
+                value: value.map_err(unusable(&self.folder))?,
+                ..State::default()
+            },
+            ledger: ledger.map_err(failed_in(&self.folder))?,
+            folder: self.folder.clone(),
+            keep: self.keep,
+        })
     }
 
     /// Waits until the last save is on disk.
@@ -349,19 +356,41 @@ impl Drop for Checkpoints {
     }
 }
 
-/// Writes the state of the communication hook and of the learning-rate scheduler, where there is one.
-fn write_rest(
-    folder: &Path,
-    hook: Vec<(String, TensorData)>,
+/// What a checkpoint has besides its tensors.
+struct Rest {
+    folder: PathBuf,
+    keep: usize,
+    state: State,
+    /// State of the learning-rate scheduler.
     schedule: Option<Bytes>,
-) -> io::Result<()> {
-    if !hook.is_empty() {
-        write_tensors(&folder.join(files::HOOK), hook, BTreeMap::new())?;
+    ledger: Option<File>,
+}
+
+impl Rest {
+    /// Completes a checkpoint whose tensors are written; `hash` is that of the weights.
+    fn finish(mut self, writing: Writing, hash: String) -> Result<(), CheckpointError> {
+        self.state.weights_sha256 = hash;
+        if let Some(schedule) = self.schedule {
+            let written = fs::write(writing.path().join(files::SCHEDULE), &schedule[..]);
+            written.map_err(writing.failed())?;
+        }
+        // A run that resumes from this checkpoint finds all its steps in the ledger.
+        let synced = self.ledger.map_or(Ok(()), |ledger| ledger.sync_data());
+        synced.map_err(writing.failed())?;
+        writing.finish(self.keep, self.state)
     }
-    match schedule {
-        Some(schedule) => fs::write(folder.join(files::SCHEDULE), &schedule[..]),
-        None => Ok(()),
+}
+
+fn failed_in(folder: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| CheckpointError::File {
+        action: "save a checkpoint in",
+        path: folder.to_path_buf(),
+        source,
     }
+}
+
+fn unusable(folder: &Path) -> impl FnOnce(String) -> CheckpointError {
+    move |what| failed_in(folder)(io::Error::other(what))
 }
 
 /// Creates and locks `folder`; the lock ends with the process at the latest.

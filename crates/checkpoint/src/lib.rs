@@ -7,7 +7,7 @@
 //!   optimizer.burnpack   optimizer state by parameter id, in Burn's own format
 //!   optimizer-N.burnpack that of rank N, where each rank's optimizer has a state of its own (local SGD, DiLoCo)
 //!   schedule.burnpack    state of the learning-rate scheduler, where one was given
-//!   hook.safetensors     state of the communication hook, see `paceline_ddp::Ddp::export_hook_state`
+//!   hook.safetensors     state of the communication hook, see `paceline_ddp::Ddp::hook_state`
 //!   state.json           see below
 //! FOLDER/ledger.jsonl    the samples of each step, see [`ledger`]
 //! ```
@@ -34,6 +34,7 @@
 
 mod checkpoint;
 mod checkpoints;
+mod dealt;
 mod decide;
 mod error;
 mod files;

@@ -76,7 +76,7 @@ impl Shares {
 
 impl Share {
     /// `range` of the elements of a slice along an axis.
-    fn new(
+    pub(crate) fn new(
         whole: Vec<usize>,
         slice: Option<(usize, Range<usize>)>,
         range: Option<Range<usize>>,

@@ -199,6 +199,45 @@ fn an_error_of_the_background_comes_with_the_next_save_or_at_the_end() {
     std::fs::create_dir(folder.path()).expect("a folder to clean up");
 }
 
+#[test]
+fn a_failed_write_of_dealt_state_stops_no_other_rank() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("run");
+    let barrier = std::sync::Barrier::new(2);
+    let errors = ranks(2, |group| {
+        let rank = group.rank();
+        let (mut ddp, net) = Ddp::new(group, wide(), DdpOptions::default()).expect("ranks");
+        let (optimizer, stage) = (AdamWConfig::new().init(), ZeroStage::Parameters);
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
+        let (mut optimizer, mut net) = made.expect("a sharded optimizer");
+        let mut checkpoints = Checkpoints::open(&place, ddp.group()).expect("a folder");
+        barrier.wait();
+        if rank == 0 {
+            std::fs::remove_dir_all(&place).expect("removed");
+            std::fs::write(&place, "in the way").expect("a file");
+        }
+        barrier.wait();
+        let mut errors = Vec::new();
+        for _ in 0..2 {
+            let grads = wide_step(&mut ddp, &net);
+            net = optimizer.step(0.01, net, grads).expect("a step");
+            errors.extend(
+                checkpoints
+                    .save(&ddp, Checkpoint::new(&net, &optimizer))
+                    .err(),
+            );
+        }
+        errors.extend(checkpoints.finish().err());
+        errors.iter().map(ToString::to_string).collect::<Vec<_>>()
+    });
+    assert_eq!(errors[0].len(), 1, "{errors:?}");
+    assert!(
+        errors[0][0].starts_with("cannot write checkpoint"),
+        "{errors:?}"
+    );
+    assert_eq!(errors[1], [""; 0]);
+}
+
 #[derive(Module, Debug)]
 struct Wide {
     layers: Vec<Block<Linear>>,

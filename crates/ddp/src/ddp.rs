@@ -44,7 +44,7 @@ use average::Rounds;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub(crate) use parts::Parts;
 pub use parts::Pieces;
-pub use state::DdpState;
+pub use state::{DdpState, OwnTensor};
 pub use step::{BackwardPart, Reduced, ShardStep};
 use step::{blame, extra};
 

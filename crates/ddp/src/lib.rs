@@ -56,8 +56,8 @@ pub use comm_hook::{
     CommHook, CommHookParseError, LocalSgdOptions, OuterOptimizer, PowerSgdOptions,
 };
 pub use ddp::{
-    Backend, BackwardPart, Ddp, DdpOptions, DdpState, Pieces, Reduced, Reduction, SHARDS_DEFAULT,
-    ShardStep,
+    Backend, BackwardPart, Ddp, DdpOptions, DdpState, OwnTensor, Pieces, Reduced, Reduction,
+    SHARDS_DEFAULT, ShardStep,
 };
 pub use error::DdpError;
 pub use paceline_nn::{Block, in_f32};

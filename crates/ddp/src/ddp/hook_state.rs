@@ -25,42 +25,32 @@ impl Ddp {
         self.rounds.is_some() && self.group.world() > 1
     }
 
-    /// Gives `each` on rank 0 the name and the value of every tensor that the [communication hook](crate::CommHook) keeps from step
-    /// to step: residuals by shard and path, PowerSGD's `Q` and the outer optimizer's momentum by path. All ranks call it
-    /// between two steps.
-    ///
-    /// The names do not depend on the number of ranks.
-    ///
-    /// *Memory*: one tensor at a time. *Blocks*: until the ranks that keep a tensor have sent it.
-    ///
-    /// *Errors*: those of `each`, after which the other ranks wait in vain; a round of local steps that has not ended; failed
-    /// collectives.
-    pub fn export_hook_state<E: From<DdpError>>(
-        &self,
-        mut each: impl FnMut(String, TensorData) -> Result<(), E>,
-    ) -> Result<(), E> {
-        if self
-            .rounds
-            .as_ref()
-            .is_some_and(|rounds| !rounds.phase.is_in_sync)
-        {
-            return Err(DdpError::NotAveraged { step: self.step }.into());
-        }
-        for part in self.kept_parts() {
-            let own = self.read_kept(part.kept, part.index);
-            let mut values = own.unwrap_or_else(|| vec![0.0; part.len]);
-            if part.rank != 0 {
-                let sent = self.group.broadcast(&mut values, part.rank);
-                sent.map_err(DdpError::from)?;
-            }
-            if self.group.rank() == 0 {
-                each(part.name, TensorData::new(values, [part.len]))?;
-            }
-        }
-        Ok(())
+    /// Whether the [communication hook](crate::CommHook) keeps anything from step to step.
+    pub fn has_hook_state(&self) -> bool {
+        self.options.comm_hook.is_per_shard()
     }
 
-    /// Continues with the tensors of [`export_hook_state`](Self::export_hook_state) that rank 0 has by name. All ranks call
+    /// A copy of the tensors that the [communication hook](crate::CommHook) keeps on this rank from step to step, by name: residuals by
+    /// shard and path; on rank 0 PowerSGD's `Q` and the outer optimizer's momentum by path. Call it between two steps; no rank waits.
+    ///
+    /// The names do not depend on the number of ranks, and each is on one rank.
+    ///
+    /// *Errors*: a round of local steps that has not ended.
+    pub fn hook_state(&self) -> Result<Vec<(String, TensorData)>, DdpError> {
+        let rounds = self.rounds.as_ref();
+        if rounds.is_some_and(|rounds| !rounds.phase.is_in_sync) {
+            return Err(DdpError::NotAveraged { step: self.step });
+        }
+        let parts = self.kept_parts().into_iter();
+        let own = parts.filter(|part| part.rank == self.group.rank());
+        let tensors = own.filter_map(|part| {
+            let values = self.read_kept(part.kept, part.index)?;
+            Some((part.name, TensorData::new(values, [part.len])))
+        });
+        Ok(tensors.collect())
+    }
+
+    /// Continues with the tensors of all ranks' [`hook_state`](Self::hook_state) that rank 0 has by name. All ranks call
     /// it, after [`load_state_dict`](Self::load_state_dict). If they are not those of this hook, the hook starts without
     /// state, and rank 0 warns.
     ///

@@ -1,15 +1,17 @@
 //! The state of a [`Ddp`], to save and to resume from.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::module::{Module, ParamId};
 use burn::tensor::{DType, TensorData};
 use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
 use super::Ddp;
 use super::average::Rounds;
+use crate::buffer::{self, Handle};
 use crate::error::DdpError;
 use crate::placement::{self, Placement};
 use crate::scaler::{GradScaler, GradScalerState};
@@ -25,6 +27,20 @@ pub struct DdpState {
     /// The gradient scaler, if the job has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaler: Option<GradScalerState>,
+}
+
+/// What a rank has of a tensor of the model.
+#[derive(Clone, Debug)]
+pub struct OwnTensor {
+    /// Burn's id of the tensor.
+    pub id: ParamId,
+    /// The path of the tensor.
+    pub path: String,
+    /// At stage 3 of ZeRO, the elements of the tensor, or of this rank's [slice](Placement::slice) of it, that `value` has; otherwise it
+    /// has all.
+    pub range: Option<Range<usize>>,
+    /// The values.
+    pub value: TensorData,
 }
 
 impl Ddp {
@@ -101,6 +117,49 @@ impl Ddp {
     ) -> Result<(), E> {
         self.require_weights()?;
         placement::export(self.placement.as_deref(), model, each)
+    }
+
+    /// A copy of what this rank alone has of the model, for a save that no step waits for: of a tensor that all replicas have, the
+    /// first replica's. Empty tensors are the first rank's.
+    ///
+    /// *Errors*: weights that no optimizer has made yet.
+    pub fn own_tensors<M: Module>(&self, model: &M) -> Result<Vec<OwnTensor>, DdpError> {
+        self.require_weights()?;
+        let is_first_replica = self.group.rank() == 0;
+        let is_first = self.model_group().rank() == 0;
+        let own = buffer::handles(model).into_iter().filter_map(|handle| {
+            let (id, path) = (handle.id, handle.path.clone());
+            let sharded = self.sharded.as_deref();
+            if let Some(sharded) = sharded.filter(|sharded| sharded.contains(id)) {
+                let (range, value) = sharded.own_part(id)?;
+                let range = Some(range);
+                return Some(OwnTensor {
+                    id,
+                    path,
+                    range,
+                    value,
+                });
+            }
+            let is_mine = match handle.is_placeholder() {
+                true => is_first && self.whole_shape(&handle).contains(&0),
+                false => is_first_replica,
+            };
+            is_mine.then(|| OwnTensor {
+                id,
+                path,
+                range: None,
+                value: handle.read(),
+            })
+        });
+        Ok(own.collect())
+    }
+
+    fn whole_shape(&self, handle: &Handle) -> Vec<usize> {
+        let own = handle.shape.clone();
+        match self.placement() {
+            Some(placement) => placement.whole_shape(handle.id, own),
+            None => own,
+        }
     }
 
     /// [`weights::sha256`](crate::weights::sha256) of the whole model. All ranks call it if the model

@@ -315,6 +315,22 @@ impl Sharded {
             .is_some()
     }
 
+    /// A copy of this rank's part of a parameter, if it has one.
+    pub(crate) fn own_part(&self, id: ParamId) -> Option<(Range<usize>, TensorData)> {
+        let index = *self.index.get(&id)?;
+        let Setup {
+            shares,
+            plan,
+            group,
+            parameters,
+            ..
+        } = &self.setup;
+        let own = lock(&self.slices).get(&index)?.clone();
+        let range = shares.owned(plan, index, group.rank());
+        let shape = Shape::from([own.len()]);
+        Some((range, narrowed(own, shape, parameters[index].dtype)))
+    }
+
     /// Keeps this rank's slice of a parameter.
     fn keep(&self, index: usize, whole: &[f32]) {
         let Setup {
