@@ -1,6 +1,6 @@
 //! `Pipeline`: one rank's stages, and how they run.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -68,6 +68,8 @@ pub struct Pipeline<const D: usize> {
     cuts: Vec<Range<usize>>,
     holdings: Holdings,
     shapes: HashMap<ParamId, Vec<usize>>,
+    /// The parameters that are not frozen.
+    trained: HashSet<ParamId>,
     device: Device,
     wire: Wire,
     /// Values of parameters that other ranks hold, in this step.
@@ -181,6 +183,7 @@ impl<const D: usize> Pipeline<D> {
             cuts,
             holdings,
             shapes,
+            trained: trained.into_iter().collect(),
             device,
             borrowed: HashMap::new(),
             work: Work::default(),
@@ -315,7 +318,7 @@ impl<const D: usize> Pipeline<D> {
             self.share_weights(|| Ok(model.clone()))?;
             let mut model = model.clone();
             for (id, value) in &self.borrowed {
-                model = tied::borrow(model, *id, value, &self.device.clone().inner()).0;
+                model = tied::borrow(model, (*id, false), value, &self.device.clone().inner()).0;
             }
             let last = self.cuts.len() - 1;
             for at in 0..count {

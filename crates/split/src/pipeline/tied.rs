@@ -70,15 +70,16 @@ impl Borrowed {
     }
 }
 
-/// `model` with `value` in place of parameter `id`, as a leaf of the tape.
+/// `model` with `value` in place of parameter `id`, as a leaf of the tape if it is trained.
 pub(super) fn borrow<M: Module>(
     model: M,
-    id: ParamId,
+    (id, is_trained): (ParamId, bool),
     value: &TensorData,
     device: &Device,
 ) -> (M, Option<Borrowed>) {
     let mut fill = Fill {
         id,
+        is_trained,
         value,
         device,
         borrowed: None,
@@ -89,6 +90,7 @@ pub(super) fn borrow<M: Module>(
 
 struct Fill<'a> {
     id: ParamId,
+    is_trained: bool,
     value: &'a TensorData,
     device: &'a Device,
     borrowed: Option<Borrowed>,
@@ -102,6 +104,9 @@ impl ModuleMapper for Fill<'_> {
         let (id, _, mapper) = param.consume();
         let dtype = self.value.dtype();
         let mut leaf = Tensor::<D>::from_data(self.value.clone(), (self.device, dtype));
+        if !self.is_trained {
+            return Param::from_mapped_value(id, leaf, mapper);
+        }
         if leaf.is_autodiff() {
             leaf = leaf.require_grad();
         }

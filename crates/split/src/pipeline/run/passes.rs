@@ -97,11 +97,14 @@ impl<const D: usize> Pipeline<D> {
         } = action;
         let (mut lent, mut borrowed) = (Vec::new(), Vec::new());
         for (number, (id, readers)) in self.holdings.tied.iter().enumerate() {
+            // A frozen parameter has no gradient to return.
+            let is_trained = self.trained.contains(id);
             if readers.contains(&stage) {
-                let (filled, own) = tied::borrow(model, *id, &self.borrowed[id], &self.device);
+                let (value, device) = (&self.borrowed[id], &self.device);
+                let (filled, own) = tied::borrow(model, (*id, is_trained), value, device);
                 model = filled;
                 borrowed.extend(own.map(|own| (number, own)));
-            } else if self.holdings.holder(*id) == Some(stage) {
+            } else if is_trained && self.holdings.holder(*id) == Some(stage) {
                 lent.extend(Lent::find(&model, *id).map(|lent| (number, lent)));
             }
         }
