@@ -91,6 +91,8 @@ pub struct TreeSum {
     pub len: usize,
     /// Distance between the starts of two blocks, in numbers; at least `len`.
     pub stride: usize,
+    /// The numbers of the sum that each rank gets, in rank order, in place; `None` if every rank gets all of it.
+    pub counts: Option<Arc<[usize]>>,
 }
 
 /// The operation of a call.
@@ -98,11 +100,11 @@ pub struct TreeSum {
 pub enum Kind {
     /// All ranks get the sum.
     AllReduce,
-    /// All ranks get the root's data.
-    Broadcast,
+    /// Each rank gets its part of the sum.
+    ReduceScatter,
     /// All ranks get all ranks' data.
     AllGather,
-    /// All ranks get the sum, added in the order of a tree.
+    /// All ranks get the sum, or their parts of it, added in the order of a tree.
     TreeSum,
 }
 
@@ -110,7 +112,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::AllReduce => "all-reduce",
-            Self::Broadcast => "broadcast",
+            Self::ReduceScatter => "reduce-scatter",
             Self::AllGather => "all-gather",
             Self::TreeSum => "sum in the tree's order",
         })

@@ -121,41 +121,55 @@ impl Communicator {
         self.submit(Work::AllReduce(float), buffer, before, label)
     }
 
-    /// Replaces the whole buffer on every rank by the root's.
+    /// Replaces each rank's part of its buffer by the sum of all ranks' buffers there. The content of the rest is undefined
+    /// afterwards.
     ///
-    /// *Errors*: on the ticket; an invalid root.
-    pub fn broadcast(
+    /// *Shape*: the parts are consecutive, in rank order. *Units*: `counts` are numbers of the type `float`.
+    ///
+    /// *Numerics*: as [`all_reduce`](Self::all_reduce).
+    ///
+    /// *Errors*: on the ticket; counts that are not those of the buffer.
+    pub fn reduce_scatter(
         &self,
         buffer: DeviceBuffer,
-        root: usize,
+        (float, counts): (Float, Arc<[usize]>),
         before: Before,
         label: Label,
     ) -> Ticket {
-        self.submit(Work::Broadcast { root }, buffer, before, label)
+        self.submit(Work::ReduceScatter(float, counts), buffer, before, label)
     }
 
     /// Collects the parts of all ranks on every rank.
     ///
-    /// *Shape*: the buffer has `world` parts of equal length; this rank's part is in place, the others are overwritten.
+    /// *Shape*: the parts are consecutive, in rank order; this rank's part is in place, the others are overwritten.
+    /// *Units*: `counts` are bytes.
     ///
-    /// *Errors*: on the ticket; a length that is no multiple of `world`.
-    pub fn all_gather(&self, buffer: DeviceBuffer, before: Before, label: Label) -> Ticket {
-        self.submit(Work::AllGather, buffer, before, label)
+    /// *Errors*: on the ticket; counts that are not those of the buffer.
+    pub fn all_gather(
+        &self,
+        buffer: DeviceBuffer,
+        counts: Arc<[usize]>,
+        before: Before,
+        label: Label,
+    ) -> Ticket {
+        self.submit(Work::AllGather(counts), buffer, before, label)
     }
 
-    /// Sums all ranks' blocks over a tree; the result replaces the first block on every rank.
+    /// Sums all ranks' blocks over a tree; the result replaces the first block on every rank, or with [`TreeSum::counts`] this
+    /// rank's part of it.
     ///
     /// *Shape*: `sum.tree.blocks(rank).len()` blocks of `sum.len` singles, `sum.stride` apart; the buffer may be longer. The
-    /// content of the other blocks is undefined afterwards.
+    /// content of the rest is undefined afterwards.
     ///
     /// *Numerics*: additions in the order of the tree, each rounded once: the same bytes for any number of ranks, and those of
     /// [`ProcessGroup::all_reduce_async`] on the host.
     ///
     /// *Cost*: with one block per rank, about the traffic of NCCL's all-reduce: `(n - 1) / n` of a block out and in, and as much
     /// of the result. Each further block of a rank adds as much outgoing traffic. Incoming slices take the memory of about all
-    /// ranks' blocks divided by the number of ranks.
+    /// ranks' blocks divided by the number of ranks. With [`TreeSum::counts`] the result is not sent, which is half of the
+    /// traffic.
     ///
-    /// *Errors*: on the ticket; a tree of another world, or a buffer that is too short.
+    /// *Errors*: on the ticket; a tree of another world, a buffer that is too short, or counts that are not those of a block.
     pub fn reduce_in_tree_order(
         &self,
         buffer: DeviceBuffer,
@@ -207,15 +221,34 @@ impl Communicator {
                 "{bytes} bytes are no multiple of a number's {}",
                 float.bytes()
             )),
-            Work::Broadcast { root } if *root >= world => {
-                Some(format!("there is no rank {root} among {world}"))
-            }
-            Work::AllGather if !bytes.is_multiple_of(world) => {
-                Some(format!("{bytes} bytes are no multiple of {world} ranks"))
-            }
+            Work::ReduceScatter(float, counts) => wrong_parts(counts, float.bytes(), world, bytes),
+            Work::AllGather(counts) => wrong_parts(counts, 1, world, bytes),
             Work::TreeSum(sum) => crate::tree_sum::wrong(sum, (self.rank(), world), bytes),
-            Work::AllReduce(_) | Work::Broadcast { .. } | Work::AllGather => None,
+            Work::AllReduce(_) => None,
         }
+    }
+}
+
+/// The reason why the ranks' parts, each of so many elements of `size` bytes, are not a buffer of `bytes`, if they are not.
+pub(crate) fn wrong_parts(
+    counts: &[usize],
+    size: usize,
+    world: usize,
+    bytes: usize,
+) -> Option<String> {
+    if counts.len() != world {
+        return Some(format!("{} parts for {world} ranks", counts.len()));
+    }
+    let all = counts
+        .iter()
+        .try_fold(0_usize, |all, count| all.checked_add(*count))
+        .and_then(|all| all.checked_mul(size));
+    match all {
+        Some(all) if all == bytes => None,
+        _ => Some(format!(
+            "the parts {counts:?} are not {} elements",
+            bytes / size
+        )),
     }
 }
 

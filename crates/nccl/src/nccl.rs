@@ -92,6 +92,9 @@ functions! {
         all_reduce: "ncclAllReduce", (
             from: *const c_void, to: *mut c_void, count: usize, data: c_int, op: c_int, comm: Handle, stream: Handle
         ) -> c_int;
+        reduce: "ncclReduce", (
+            from: *const c_void, to: *mut c_void, count: usize, data: c_int, op: c_int, root: c_int, comm: Handle, stream: Handle
+        ) -> c_int;
         broadcast: "ncclBroadcast", (
             from: *const c_void, to: *mut c_void, count: usize, data: c_int, root: c_int, comm: Handle, stream: Handle
         ) -> c_int;
@@ -385,6 +388,25 @@ impl Comm {
         // SAFETY: the caller's contract.
         self.call(|nccl, raw| unsafe {
             nccl.all_reduce(from, to, count, data, SUM, raw, stream.raw)
+        })
+    }
+
+    /// Sums `count` numbers of all ranks, in place, on the root. Those of the other ranks stay.
+    ///
+    /// # Safety
+    ///
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(crate) unsafe fn reduce(
+        &self,
+        ptr: u64,
+        (count, data): (usize, Float),
+        root: usize,
+        stream: &Stream,
+    ) -> Result<(), NcclError> {
+        let (from, to, data) = (ptr as *const c_void, ptr as *mut c_void, data as c_int);
+        // SAFETY: the caller's contract.
+        self.call(|nccl, raw| unsafe {
+            nccl.reduce(from, to, count, data, SUM, root as c_int, raw, stream.raw)
         })
     }
 

@@ -28,8 +28,10 @@ pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
 #[derive(Debug)]
 pub(crate) enum Work {
     AllReduce(Float),
-    Broadcast { root: usize },
-    AllGather,
+    /// With the numbers of each rank's part.
+    ReduceScatter(Float, Arc<[usize]>),
+    /// With the bytes of each rank's part.
+    AllGather(Arc<[usize]>),
     TreeSum(TreeSum),
 }
 
@@ -37,8 +39,8 @@ impl Work {
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::AllReduce(_) => Kind::AllReduce,
-            Self::Broadcast { .. } => Kind::Broadcast,
-            Self::AllGather => Kind::AllGather,
+            Self::ReduceScatter(..) => Kind::ReduceScatter,
+            Self::AllGather(_) => Kind::AllGather,
             Self::TreeSum(_) => Kind::TreeSum,
         }
     }

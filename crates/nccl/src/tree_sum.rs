@@ -1,16 +1,18 @@
 //! A sum in the order of a tree: the exchange of data, and the additions.
 //!
 //! The elements are divided into one slice per rank. Every rank sends each other rank that rank's slice of its own blocks, adds
-//! up its own slice of all blocks in the order of the tree's program, and distributes the result. The additions are those of the
-//! collective on the host, element by element, so the bytes are equal.
+//! up its own slice of all blocks in the order of the tree's program, and distributes the result unless the sum is to be scattered.
+//! The additions are those of the collective on the host, element by element, so the bytes are equal.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
 use std::ops::Range;
+use std::sync::Arc;
 
 use paceline_collective::TreeStep;
 
 use crate::call::TreeSum;
+use crate::communicator::wrong_parts;
 use crate::driver::{Context, Kernel, Memory, Stream};
 use crate::error::NcclError;
 use crate::nccl::Comm;
@@ -45,37 +47,47 @@ pub(crate) fn wrong(sum: &TreeSum, (rank, world): (usize, usize), bytes: usize) 
         .checked_mul(blocks - 1)
         .and_then(|before| before.checked_add(sum.len))
         .and_then(|singles| singles.checked_mul(SINGLE));
-    match needed {
-        Some(needed) if needed <= bytes => None,
-        _ => Some(format!(
+    if needed.is_none_or(|needed| needed > bytes) {
+        return Some(format!(
             "{bytes} bytes have no room for {blocks} blocks of {} numbers, {} apart",
             sum.len, sum.stride
-        )),
+        ));
     }
+    let counts = sum.counts.as_ref();
+    counts.and_then(|counts| wrong_parts(counts, 1, world, sum.len))
 }
 
-/// The slices: equal for all ranks, with a remainder added to the last one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The slices: those that the caller names, or equal ones for all ranks, with a remainder added to the last one.
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Slices {
     len: usize,
     world: usize,
     each: usize,
+    counts: Option<Arc<[usize]>>,
 }
 
 impl Slices {
-    fn new(len: usize, world: usize) -> Self {
-        let each = len / world / SLICE_SINGLES * SLICE_SINGLES;
-        Self { len, world, each }
+    fn new(len: usize, world: usize, counts: Option<Arc<[usize]>>) -> Self {
+        Self {
+            len,
+            world,
+            each: len / world / SLICE_SINGLES * SLICE_SINGLES,
+            counts,
+        }
     }
 
     /// A rank's slice.
     fn of(&self, rank: usize) -> Range<usize> {
+        if let Some(counts) = &self.counts {
+            let start: usize = counts[..rank].iter().sum();
+            return start..start + counts[rank];
+        }
         let start = rank * self.each;
         let last = rank + 1 == self.world;
         start..if last { self.len } else { start + self.each }
     }
 
-    /// The remainder at the end: fewer than `world * SLICE_SINGLES` elements.
+    /// The remainder of equal slices at the end: fewer than `world * SLICE_SINGLES` elements.
     fn rest(&self) -> Range<usize> {
         self.world * self.each..self.len
     }
@@ -99,10 +111,8 @@ struct Plan {
     blocks: Vec<usize>,
     /// The first position of each peer's slices among the received ones.
     first: Vec<usize>,
-    /// `.0 += .1`, in order.
+    /// `.0 += .1`, in order. The sum is in the first block afterwards.
     adds: Vec<(Spot, Spot)>,
-    /// The location of the sum afterwards.
-    result: Spot,
     /// Number of received slices.
     spots: usize,
 }
@@ -121,12 +131,11 @@ impl Plan {
         }
         let mut plan = Self {
             rank,
-            slices: Slices::new(sum.len, world),
+            slices: Slices::new(sum.len, world, sum.counts.clone()),
             blocks,
             first,
             spots,
             adds: Vec::new(),
-            result: Spot::Own(0),
         };
         let mut stack = Vec::new();
         for step in sum.tree.program() {
@@ -134,12 +143,19 @@ impl Plan {
                 TreeStep::Load { rank, block } => stack.push(plan.spot(rank, block)),
                 TreeStep::Merge => {
                     let right = stack.pop().expect("a program merges two entries");
-                    let left = *stack.last().expect("a program merges two entries");
-                    plan.adds.push((left, right));
+                    let left = stack.pop().expect("a program merges two entries");
+                    // The sum of two numbers does not depend on their order, so it stays in a block of this rank if one of
+                    // the two is there: in the end, in the first.
+                    let (to, from) = match (left, right) {
+                        (Spot::Came(_), Spot::Own(_)) => (right, left),
+                        _ => (left, right),
+                    };
+                    plan.adds.push((to, from));
+                    stack.push(to);
                 }
             }
         }
-        plan.result = stack.pop().expect("a program leaves one entry");
+        debug_assert_eq!(stack, [Spot::Own(0)], "every rank has blocks");
         plan
     }
 
@@ -334,13 +350,8 @@ impl Moves {
         (comm, stream): (&Comm, &Stream),
         ptr: u64,
     ) -> Result<(), NcclError> {
-        let Plan {
-            rank,
-            slices,
-            result,
-            ..
-        } = &self.plan;
-        let (from, bytes) = (self.address(ptr, *result), slices.each * SINGLE);
+        let slices = &self.plan.slices;
+        let (from, bytes) = (self.address(ptr, Spot::Own(0)), slices.each * SINGLE);
         comm.group(|| {
             if bytes > 0 {
                 // SAFETY: the result is in place, and the first block has room for all slices.
@@ -348,16 +359,10 @@ impl Moves {
             }
             let rest = slices.rest();
             if !rest.is_empty() {
-                let to = self.block(ptr, 0, rest.start);
-                let root = slices.world - 1;
-                // After the last rank's slice, in its result; ignored on other ranks.
-                let from = if *rank == root {
-                    from + bytes as u64
-                } else {
-                    to
-                };
+                // At the end of the last rank's slice.
+                let (at, root) = (self.block(ptr, 0, rest.start), slices.world - 1);
                 // SAFETY: the same.
-                unsafe { comm.broadcast((from, to), rest.len() * SINGLE, root, stream) }?;
+                unsafe { comm.broadcast((at, at), rest.len() * SINGLE, root, stream) }?;
             }
             Ok(())
         })

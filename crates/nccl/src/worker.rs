@@ -310,21 +310,32 @@ impl Worker {
                 })?;
                 "ncclAllReduce"
             }
-            Work::Broadcast { root } => {
-                // SAFETY: the same.
-                shared.within("ncclBroadcast", || unsafe {
-                    comm.broadcast((ptr, ptr), bytes, *root, stream)
-                })?;
-                "ncclBroadcast"
+            Work::ReduceScatter(float, counts) => {
+                // NCCL's reduce-scatter takes equal parts only; it runs the calls of a group together.
+                let put = || {
+                    comm.group(|| {
+                        for (root, (at, count)) in parts(ptr, counts, float.bytes()) {
+                            // SAFETY: the same; the parts are those of the buffer, which was checked on submission.
+                            unsafe { comm.reduce(at, (count, *float), root, stream) }?;
+                        }
+                        Ok(())
+                    })
+                };
+                shared.within("ncclReduce", put)?;
+                "ncclReduce"
             }
-            Work::AllGather => {
-                let each = bytes / shared.group.world();
-                let own = ptr + (shared.rank() * each) as u64;
-                // SAFETY: the same; this rank's part is in place, within the buffer.
-                shared.within("ncclAllGather", || unsafe {
-                    comm.all_gather((own, ptr), each, stream)
-                })?;
-                "ncclAllGather"
+            Work::AllGather(counts) => {
+                let put = || {
+                    comm.group(|| {
+                        for (root, (at, count)) in parts(ptr, counts, 1) {
+                            // SAFETY: the same.
+                            unsafe { comm.broadcast((at, at), count, root, stream) }?;
+                        }
+                        Ok(())
+                    })
+                };
+                shared.within("ncclBroadcast", put)?;
+                "ncclBroadcast"
             }
             Work::TreeSum(sum) => {
                 let adder = &mut self.adder;
@@ -338,11 +349,13 @@ impl Worker {
                 shared.within("cuLaunchKernel", || unsafe {
                     moves.add(adder, stream, ptr)
                 })?;
-                // SAFETY: the same.
-                shared.within("ncclAllGather", || unsafe {
-                    moves.sums((comm, stream), ptr)
-                })?;
-                settle(shared, comm, "the exchange of sums")?;
+                if sum.counts.is_none() {
+                    // SAFETY: the same.
+                    shared.within("ncclAllGather", || unsafe {
+                        moves.sums((comm, stream), ptr)
+                    })?;
+                    settle(shared, comm, "the exchange of sums")?;
+                }
                 return Ok(outgrown);
             }
         };
@@ -499,6 +512,17 @@ impl Worker {
         }
         error
     }
+}
+
+/// The ranks whose parts of a buffer are not empty, with the address and the elements of each part.
+fn parts(ptr: u64, counts: &[usize], size: usize) -> impl Iterator<Item = (usize, (u64, usize))> {
+    let mut next = ptr;
+    let placed = counts.iter().enumerate().map(move |(rank, count)| {
+        let at = next;
+        next += (count * size) as u64;
+        (rank, (at, *count))
+    });
+    placed.filter(|(_, (_, count))| *count > 0)
 }
 
 /// Waits until NCCL has accepted the last call, or has connected.

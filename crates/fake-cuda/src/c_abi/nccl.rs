@@ -249,6 +249,17 @@ exported! {
             Ok(Op::AllReduce { from, to, kind })
         })
     };
+    fn ncclReduce(
+        from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, root: c_int, comm: *mut c_void,
+        stream: *mut c_void,
+    ) = |name| {
+        enqueue(name, comm, stream, |comm| {
+            sums(op)?;
+            let (root, kind) = (rank(comm, root)?, kind(data)?);
+            let to = if root == comm.rank { Some(span(comm, to, count, kind.size())?) } else { None };
+            Ok(Op::Reduce { from: span(comm, from, count, kind.size())?, to, kind, root })
+        })
+    };
     fn ncclBroadcast(
         from: *const c_void, to: *mut c_void, count: usize, data: c_uint, root: c_int, comm: *mut c_void, stream: *mut c_void,
     ) = |name| {

@@ -1,7 +1,7 @@
 //! NCCL's operations on a stream: collectives, and messages between two ranks.
 
 use super::comm::{Aborted, Comm};
-use super::number::Type;
+use super::number::{self, Type};
 use super::ring;
 use crate::code::Reply;
 use crate::device::Span;
@@ -20,6 +20,13 @@ pub(crate) enum Op {
         from: Span,
         to: Span,
         kind: Type,
+    },
+    /// Only the root's `to` is written.
+    Reduce {
+        from: Span,
+        to: Option<Span>,
+        kind: Type,
+        root: u32,
     },
     /// Only the root's `from` is read.
     Broadcast {
@@ -70,6 +77,7 @@ impl Op {
     fn length(&self) -> usize {
         match self {
             Self::AllReduce { from, .. }
+            | Self::Reduce { from, .. }
             | Self::AllGather { from, .. }
             | Self::Send { from, .. } => from.length,
             Self::Broadcast { to, .. } | Self::Receive { to, .. } => to.length,
@@ -81,6 +89,9 @@ impl Op {
         let length = self.length();
         match self {
             Self::AllReduce { kind, .. } => format!("ncclAllReduce({kind:?}, {length} bytes)"),
+            Self::Reduce { kind, root, .. } => {
+                format!("ncclReduce({kind:?} to {root}, {length} bytes)")
+            }
             Self::Broadcast { root, .. } => format!("ncclBroadcast(from {root}, {length} bytes)"),
             Self::AllGather { .. } => format!("ncclAllGather({length} bytes)"),
             Self::Send { .. } | Self::Receive { .. } => format!("a message ({length} bytes)"),
@@ -131,6 +142,22 @@ fn collective(comm: &Comm, talk: &Talk, op: &Op) -> Result<(), Aborted> {
         Op::AllReduce { from, to, kind } => {
             to.write(&ring::all_reduce(comm, talk, from.read(), *kind)?);
         }
+        Op::Reduce {
+            from,
+            to,
+            kind,
+            root,
+        } => match to {
+            Some(to) => {
+                let mut sum = from.read();
+                for step in 1..comm.world {
+                    let rank = (root + step) % comm.world;
+                    number::add(&mut sum, &talk.receive(comm, rank, 0)?, *kind);
+                }
+                to.write(&sum);
+            }
+            None => talk.send(comm, *root, 0, &from.read())?,
+        },
         Op::Broadcast { from, to, root } => match from {
             Some(from) => {
                 let bytes = from.read();

@@ -51,21 +51,39 @@ fn a_sum_reaches_all_ranks_in_every_kind_of_number() {
 }
 
 #[test]
-fn broadcast_and_all_gather_bring_what_others_have() {
+fn parts_of_a_sum_and_a_gather_of_parts_are_as_uneven_as_the_caller_likes() {
     let library = machine(3, "");
     joined(&library, 3, |comm, bench| {
-        let rank = comm.rank();
-        let room = bench.floats(&[rank as f32; 5]);
-        let call = comm.broadcast(buffer(&room), 2, Before::Now, NONE);
-        call.wait().unwrap();
-        assert_eq!(bench.read(&room), [2.0; 5]);
-
-        let mut parts = [-1.0; 6];
-        parts[2 * rank..2 * rank + 2].fill(rank as f32);
-        let room = bench.floats(&parts);
-        let call = comm.all_gather(buffer(&room), Before::Now, NONE);
-        call.wait().unwrap();
-        assert_eq!(bench.read(&room), [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]);
+        let (rank, counts) = (comm.rank() as u8, [1, 0, 3]);
+        for (float, size) in [(Float::F32, 4), (Float::Bf16, 2)] {
+            let bytes: Vec<u8> = (0..4)
+                .flat_map(|at| match size {
+                    4 => (f32::from(10 * at + rank)).to_le_bytes().to_vec(),
+                    _ => bf16::from(10 * at + rank).to_le_bytes().to_vec(),
+                })
+                .collect();
+            let room = bench.room(bytes.len());
+            room.write(&bytes, &bench.stream).unwrap();
+            let sum = comm.reduce_scatter(buffer(&room), (float, counts.into()), Before::Now, NONE);
+            assert_eq!(
+                sum.call().to_string(),
+                format!("reduce-scatter #{}", sum.call().seq)
+            );
+            sum.wait().unwrap();
+            let sizes = counts.map(|count| count * size);
+            let gathered = comm.all_gather(buffer(&room), sizes.into(), Before::Now, NONE);
+            gathered.wait().unwrap();
+            let mut read = vec![0; 4 * size];
+            room.read(&mut read, &bench.stream).unwrap();
+            let found: Vec<f32> = match size {
+                4 => bench.read(&room),
+                _ => read
+                    .chunks_exact(2)
+                    .map(|it| bf16::from_le_bytes([it[0], it[1]]).to_f32())
+                    .collect(),
+            };
+            assert_eq!(found, [3.0, 33.0, 63.0, 93.0], "{float:?}");
+        }
     });
 }
 
@@ -80,6 +98,7 @@ fn one_rank_alone_works_too() {
             tree: Tree::split(5, 1).unwrap(),
             len: 2,
             stride: 2,
+            counts: None,
         };
         let call = comm.reduce_in_tree_order(buffer(&room), sum, Before::Now, NONE);
         call.wait().unwrap();
@@ -249,11 +268,26 @@ fn sums_in_the_trees_order_have_the_bytes_of_the_host() {
                         tree: Tree::split(leaves, world).unwrap(),
                         len,
                         stride: len + 3,
+                        counts: None,
                     };
                     let [on_device, on_host] = both(comm, bench, &sum);
                     assert!(
                         on_device == on_host,
                         "{leaves} leaves on {world} ranks, {len} numbers"
+                    );
+                    // The last rank has the most, others nothing if there is little.
+                    let mut counts = vec![len / world / 2; world];
+                    counts[world - 1] = len - (world - 1) * counts[0];
+                    let own = comm.rank() * counts[0];
+                    let own = own..own + counts[comm.rank()];
+                    let sum = TreeSum {
+                        counts: Some(counts.into()),
+                        ..sum
+                    };
+                    let [on_device, on_host] = both(comm, bench, &sum);
+                    assert!(
+                        on_device[own.clone()] == on_host[own.clone()],
+                        "{leaves} leaves on {world} ranks, {own:?} of {len} numbers"
                     );
                 }
             }
@@ -288,6 +322,7 @@ fn the_same_leaves_have_the_same_sum_on_any_number_of_ranks() {
                 tree,
                 len: LEN,
                 stride: LEN,
+                counts: None,
             };
             let call = comm.reduce_in_tree_order(buffer(&room), sum, Before::Now, NONE);
             call.wait().unwrap();
@@ -329,7 +364,16 @@ fn calls_with_wrong_arguments_are_refused_in_words() {
         "rank 0 called NCCL's all-reduce #1 with invalid arguments: 6 bytes are no multiple of a number's 4"
     );
     assert_eq!(
-        word(&|comm, bench| comm.broadcast(buffer(&bench.room(6)), 1, Before::Now, NONE)),
-        "rank 0 called NCCL's broadcast #1 with invalid arguments: there is no rank 1 among 1"
+        word(&|comm, bench| {
+            comm.all_gather(buffer(&bench.room(6)), [2, 4].into(), Before::Now, NONE)
+        }),
+        "rank 0 called NCCL's all-gather #1 with invalid arguments: 2 parts for 1 ranks"
+    );
+    assert_eq!(
+        word(&|comm, bench| {
+            let parts = (Float::F32, [3].into());
+            comm.reduce_scatter(buffer(&bench.room(8)), parts, Before::Now, NONE)
+        }),
+        "rank 0 called NCCL's reduce-scatter #1 with invalid arguments: the parts [3] are not 2 elements"
     );
 }

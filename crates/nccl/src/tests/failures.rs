@@ -123,6 +123,7 @@ fn a_failure_between_the_calls_of_a_group_still_ends_the_work_before_it() {
             tree: Tree::split(2, 2).unwrap(),
             len: 64,
             stride: 64,
+            counts: None,
         };
         let sum = comm.reduce_in_tree_order(buffer(&failing), sum, Before::Now, LABEL);
         let (own, error) = (work.wait().unwrap_err(), sum.wait().unwrap_err());

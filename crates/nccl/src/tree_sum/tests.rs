@@ -55,11 +55,7 @@ fn planned(sum: &TreeSum, mut own: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
                 }
             }
         }
-        let read = |i: usize| match at(plan.result, i) {
-            (true, at) => mine[at],
-            (false, at) => came[at],
-        };
-        results.extend((0..slice.len()).map(read));
+        results.extend_from_slice(&mine[slice]);
     }
     vec![results; world]
 }
@@ -113,6 +109,7 @@ fn plans_give_the_bytes_of_the_collective_on_the_host() {
                     tree: Tree::split(leaves, world).unwrap(),
                     len,
                     stride: len + 5,
+                    counts: None,
                 };
                 let own = blocks(&sum);
                 let expected = reduced(&sum, &own);
@@ -130,7 +127,7 @@ fn plans_give_the_bytes_of_the_collective_on_the_host() {
 fn slices_cover_everything_and_leave_little_over() {
     for world in 1..=17 {
         for len in [0, 1, 3, 4, 63, 64, 65, 1000, 4096] {
-            let slices = Slices::new(len, world);
+            let slices = Slices::new(len, world, None);
             let mut next = 0;
             for rank in 0..world {
                 let slice = slices.of(rank);
@@ -151,6 +148,7 @@ fn a_sum_that_cannot_work_is_refused_in_words() {
         tree: tree.clone(),
         len,
         stride,
+        counts: None,
     };
     for (sum, place, bytes, expected) in [
         (sum(4, 4), (0, 3), 32, None),
@@ -177,6 +175,14 @@ fn a_sum_that_cannot_work_is_refused_in_words() {
     ] {
         assert_eq!(wrong(&sum, place, bytes).as_deref(), expected);
     }
+    let uneven = TreeSum {
+        counts: Some([1, 1, 1].into()),
+        ..sum(4, 4)
+    };
+    assert_eq!(
+        wrong(&uneven, (0, 3), 32).as_deref(),
+        Some("the parts [1, 1, 1] are not 4 elements")
+    );
     let huge = sum(usize::MAX / 2, usize::MAX / 2);
     assert!(wrong(&huge, (0, 3), usize::MAX).is_some());
 }
