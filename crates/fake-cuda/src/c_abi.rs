@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use crate::device::HostSpan;
 use crate::process::Process;
 
 pub use self::driver::DRIVER_FUNCTIONS;
@@ -65,6 +66,42 @@ extern "C" fn paceline_fake_cuda_load(json: *const u8, length: usize) -> c_int {
 extern "C" fn paceline_fake_cuda_calls(function: *const c_char) -> u64 {
     // SAFETY: the caller gives a terminated string.
     unsafe { paceline_fake_library::calls(function, |name| Process::here().calls(name)) }
+}
+
+/// Allocates memory of a device, once a program has initialized the driver; 0 if there is none.
+#[unsafe(no_mangle)]
+extern "C" fn paceline_fake_cuda_allocate(device: c_int, length: usize) -> u64 {
+    let process = Process::here();
+    let device = process.device(device);
+    let address = device.and_then(|device| process.memory.allocate(&device, length));
+    address.unwrap_or(0)
+}
+
+/// Frees it.
+#[unsafe(no_mangle)]
+extern "C" fn paceline_fake_cuda_free(address: u64) {
+    // An address that is not allocated is not in use either.
+    let _ = Process::here().memory.free(address);
+}
+
+/// Copies `length` bytes from the host to an address, or with `is_read` back, at once. Returns 0, or 1 if they are not of one
+/// allocation.
+#[unsafe(no_mangle)]
+extern "C" fn paceline_fake_cuda_copy(
+    address: u64,
+    host: *mut u8,
+    length: usize,
+    is_read: c_int,
+) -> c_int {
+    let span = Process::here().memory.span(address, length);
+    let (Some(span), Ok(host)) = (span, HostSpan::new(host.cast(), length)) else {
+        return 1;
+    };
+    match is_read {
+        0 => span.write(&host.read()),
+        _ => host.write(&span.read()),
+    }
+    0
 }
 
 /// Stops all streams from starting further work, or with 0 lets them continue.

@@ -12,4 +12,4 @@ mod nccl;
 mod process;
 
 pub use self::c_abi::{DRIVER_FUNCTIONS, NCCL_FUNCTIONS};
-pub use self::library::Library;
+pub use self::library::{Library, Room};

@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use paceline_fake_library::LibraryFile;
 use tempfile::TempDir;
@@ -13,6 +14,65 @@ use crate::process::{MACHINE_FILE, MACHINE_VARIABLE};
 /// The file names of NVIDIA's libraries. One file is both, so that NCCL knows the driver's streams.
 const DRIVER: &str = "libcuda.so.1";
 const NCCL: &str = "libnccl.so.2";
+
+/// Device memory that a test holds. Copies happen at once, whatever streams do.
+#[derive(Debug)]
+pub struct Room {
+    library: Arc<Library>,
+    /// Address of the first byte.
+    pub address: u64,
+    /// Length.
+    ///
+    /// *Units*: bytes.
+    pub bytes: usize,
+}
+
+impl Room {
+    /// Memory of a device with these bytes.
+    ///
+    /// *Panics*: before a program has initialized the driver, or if the device has no memory left.
+    pub fn new(library: &Arc<Library>, device: usize, bytes: &[u8]) -> Self {
+        // SAFETY: this is the type that the library exports under this name.
+        let allocate =
+            unsafe { (library.file).own::<unsafe extern "C" fn(c_int, usize) -> u64>("allocate") };
+        // SAFETY: it takes numbers.
+        let address = unsafe { allocate(device as c_int, bytes.len().max(1)) };
+        assert_ne!(address, 0, "device {device} has no {} bytes", bytes.len());
+        let room = Self {
+            library: library.clone(),
+            address,
+            bytes: bytes.len(),
+        };
+        // The copy only reads from there.
+        room.copy(bytes.as_ptr().cast_mut(), 0);
+        room
+    }
+
+    /// Its bytes.
+    pub fn read(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes];
+        self.copy(bytes.as_mut_ptr(), 1);
+        bytes
+    }
+
+    fn copy(&self, host: *mut u8, is_read: c_int) {
+        type Copy = unsafe extern "C" fn(u64, *mut u8, usize, c_int) -> c_int;
+        // SAFETY: this is the type that the library exports under this name.
+        let copy = unsafe { self.library.file.own::<Copy>("copy") };
+        // SAFETY: the caller's vector has as many bytes.
+        let code = unsafe { copy(self.address, host, self.bytes, is_read) };
+        assert_eq!(code, 0, "the memory is allocated");
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: this is the type that the library exports under this name.
+        let free = unsafe { (self.library.file).own::<unsafe extern "C" fn(u64)>("free") };
+        // SAFETY: it takes a number.
+        unsafe { free(self.address) };
+    }
+}
 
 /// A copy of the fake library with its own machine, for this process and others that load it by its path.
 ///
