@@ -208,6 +208,24 @@ pub(crate) fn sum(mut values: Tensor<1>) -> Tensor<1> {
     }
 }
 
+/// The sum of each chunk of `len` values; the last chunk may be shorter.
+///
+/// *Numerics*: each depends on the values of its chunk only, see [`sum`].
+pub(crate) fn sums_of_chunks(values: Tensor<1>, len: usize) -> Tensor<1> {
+    let all = values.dims()[0];
+    let chunks = all / len;
+    let even = chunks * len;
+    let mut sums = Vec::new();
+    if chunks > 0 {
+        let table: Tensor<2> = values.clone().narrow(0, 0, even).reshape([chunks, len]);
+        sums.push(table.sum_dim(1).reshape([chunks]));
+    }
+    if even < all {
+        sums.push(sum(values.narrow(0, even, all - even)));
+    }
+    Tensor::cat(sums, 0)
+}
+
 /// Sets the running statistics of a module. They are shared between a module and its clones, so this
 /// takes the module by reference.
 pub(crate) fn write_buffers<M: Module>(model: &M, values: HashMap<ParamId, Vec<f32>>) {
@@ -308,12 +326,30 @@ pub(crate) fn slice_shape<const D: usize>(len: usize) -> [usize; D] {
     shape
 }
 
-/// A parameter's gradient, or that of a slice of it, row-major.
+/// A parameter or its gradient, or a slice of either, row-major.
 pub(crate) enum Value {
     /// In ordinary memory.
     Host(Vec<f32>),
-    /// On the parameter's device, in f32.
+    /// On the parameter's device, in the type of sums.
     Device(Box<Tensor<1>>),
+}
+
+impl Value {
+    fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device(values) => values.dims()[0],
+        }
+    }
+
+    fn tensor<const D: usize>(self, device: &Device, shape: Shape, dtype: DType) -> Tensor<D> {
+        match self {
+            Self::Host(values) => {
+                Tensor::from_data(narrowed(values, shape, dtype), (device, dtype))
+            }
+            Self::Device(values) => values.to_device(device).reshape(shape).cast(dtype),
+        }
+    }
 }
 
 /// Makes gradients for an optimizer, of averages and the whole shapes of their parameters.
@@ -356,20 +392,28 @@ pub(crate) fn read_parameters<M: Module>(
     model: M,
     wanted: impl Fn(ParamId) -> bool,
 ) -> Result<HashMap<ParamId, Vec<f32>>, DdpError> {
-    let found = walk(&model, |_, id, _, tensor| {
-        let values = wanted(id).then(|| (tensor.flat)())?;
-        values.map(|values| (id, values))
-    });
+    let found = flat_parameters(&model, wanted);
     drop(model);
     let (ids, tensors): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     let values = read(tensors, "weights")?.into_iter().map(into_floats);
     Ok(ids.into_iter().zip(values).collect())
 }
 
+/// Whole parameters or slices, row-major, by id, where they are.
+pub(crate) fn flat_parameters<M: Module>(
+    model: &M,
+    wanted: impl Fn(ParamId) -> bool,
+) -> HashMap<ParamId, Tensor<1>> {
+    let found = walk(model, |_, id, _, tensor| {
+        let values = wanted(id).then(|| (tensor.flat)())?;
+        values.map(|values| (id, values))
+    });
+    found.into_iter().collect()
+}
+
 /// Replaces whole parameters by id.
-pub(crate) fn write_parameters<M: Module>(model: M, values: HashMap<ParamId, Vec<f32>>) -> M {
-    let values = typed(&model, values);
-    model.map(&mut Write { values: &values })
+pub(crate) fn write_parameters<M: Module>(model: M, values: HashMap<ParamId, Value>) -> M {
+    model.map(&mut Replace { values })
 }
 
 /// The device that a module's tensors are on.
@@ -591,6 +635,27 @@ impl ModuleMapper for Write<'_> {
     }
 }
 
+struct Replace {
+    values: HashMap<ParamId, Value>,
+}
+
+impl ModuleMapper for Replace {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(value) = self.values.remove(&param.id) else {
+            return param;
+        };
+        param.map(|old| {
+            let (shape, dtype) = (old.shape(), old.dtype());
+            let written = value.tensor(&old.device().inner(), shape, dtype);
+            let written = match old.is_autodiff() {
+                true => Tensor::from_inner(written),
+                false => written,
+            };
+            written.set_require_grad(old.is_require_grad())
+        })
+    }
+}
+
 struct Slice<'a> {
     ranges: &'a HashMap<ParamId, Range<usize>>,
     values: HashMap<ParamId, (Vec<f32>, Shape)>,
@@ -642,18 +707,8 @@ impl ModuleVisitor for MakeGradients {
         };
         let tensor = param.base();
         let dtype = tensor.dtype();
-        let gradient = match value {
-            Value::Host(values) => {
-                let device = tensor.device().inner();
-                let shape = shape_of::<D>(values.len(), whole);
-                Tensor::<D>::from_data(narrowed(values, shape, dtype), (&device, dtype))
-            }
-            Value::Device(values) => {
-                let shape = shape_of::<D>(values.dims()[0], whole);
-                let values = values.to_device(&tensor.device());
-                values.reshape(shape).cast(dtype)
-            }
-        };
+        let shape = shape_of::<D>(value.len(), whole);
+        let gradient: Tensor<D> = value.tensor(&tensor.device().inner(), shape, dtype);
         self.grads.register(param.id, gradient);
     }
 }

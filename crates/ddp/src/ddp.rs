@@ -33,9 +33,7 @@ use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::recovery::{Commits, Recovery};
-use crate::reducer::{
-    DeviceReducer, HostReducer, InDouble, NOT_SCATTERED, Reducer, Setup, StagedReducer,
-};
+use crate::reducer::{DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
 use crate::sync_batch_norm::Ranks;
 use crate::verify;
@@ -233,10 +231,7 @@ impl Ddp {
         let plan = Arc::new(plan);
         let setup = Setup {
             group: group.clone(),
-            plan: match options.comm_hook.is_per_shard() {
-                true => Arc::new(BucketPlan::clone(&plan).flags_in_tail()),
-                false => plan.clone(),
-            },
+            plan: plan.clone(),
             tree: tree.clone(),
             hook: options.comm_hook,
             dtype: buffer::dtype_of_sums(&parameters),
@@ -445,7 +440,7 @@ fn reducer(
         return match (is_host, hook) {
             (true, CommHook::None) => {
                 let sums = InDouble::new(&setup, device);
-                Ok(Arc::new(DeviceReducer::new(setup, Box::new(sums))))
+                Ok(Arc::new(DeviceReducer::new(setup, Arc::new(sums))))
             }
             (true, hook) => Err(DdpError::CommHook { hook, what }),
             (false, _) => Err(DdpError::Backend(
@@ -456,15 +451,11 @@ fn reducer(
     if is_host {
         return Ok(Arc::new(HostReducer::new(setup)));
     }
-    if backend == Backend::Nccl && setup.shares.is_some() {
-        return Err(NOT_SCATTERED);
-    }
     if backend == Backend::Nccl && hook.is_per_shard() {
         let what = "backend nccl";
         return Err(DdpError::CommHook { hook, what });
     }
-    if setup.shares.is_none()
-        && !hook.is_per_shard()
+    if !hook.is_per_shard()
         && let Some(reducer) = on_nccl(backend, reduction, device, &setup)?
     {
         return Ok(reducer);
@@ -480,9 +471,10 @@ fn on_nccl(
     device: &Device,
     setup: &Setup,
 ) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
-    use paceline_nccl::NcclError;
+    use paceline_nccl::{NcclError, NcclOptions};
 
     use crate::cuda::{Cuda, ordinal};
+    use crate::reducer::{NcclDevice, NcclGroup};
 
     let is_wanted = match backend {
         Backend::Auto => ordinal(device).is_some(),
@@ -492,10 +484,20 @@ fn on_nccl(
     if !is_wanted {
         return Ok(None);
     }
-    match Cuda::join(setup, device, reduction) {
-        Ok(cuda) => Ok(Some(Arc::new(DeviceReducer::new(
+    let Some(ordinal) = ordinal(device) else {
+        return Err(DdpError::Device(
+            "NCCL needs a CUDA device, and the model is on another kind".into(),
+        ));
+    };
+    let on = NcclDevice {
+        device,
+        ordinal,
+        reduction,
+    };
+    match NcclGroup::join(setup, on, Cuda, &NcclOptions::default()) {
+        Ok(group) => Ok(Some(Arc::new(DeviceReducer::new(
             setup.clone(),
-            Box::new(cuda),
+            Arc::new(group),
         )))),
         // Every rank gets the same error.
         Err(DdpError::Nccl(error))

@@ -103,7 +103,7 @@ pub enum DdpError {
     #[error("device: {0}")]
     Device(String),
     /// NCCL or the CUDA driver failed.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", test))]
     #[error(transparent)]
     Nccl(Box<paceline_nccl::NcclError>),
     /// The requested backend cannot be used.
@@ -290,7 +290,7 @@ impl DdpError {
                  clipping by norm, Lamb, Muon: see docs/devices.md)"
                     .into(),
             ),
-            #[cfg(feature = "cuda")]
+            #[cfg(any(feature = "cuda", test))]
             Self::Nccl(error) => error.hint(),
             Self::Backend(_) => Some("leave the backend at its default (auto)".into()),
             Self::SyncBatchNorm { world, .. } => {
@@ -373,7 +373,7 @@ impl DdpError {
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::Apart { rank, .. } => Some(*rank),
             Self::Diverged { ranks, .. } => ranks.first().copied(),
-            #[cfg(feature = "cuda")]
+            #[cfg(any(feature = "cuda", test))]
             Self::Nccl(error) => error.culprit(),
             _ => None,
         }

@@ -27,14 +27,17 @@ pub(crate) struct Whole<'a> {
 /// *Blocks*: on a device, until the gradients are computed. With slices or parts, until all ranks have sent the squares of
 /// theirs.
 ///
-/// *Numerics*: in host memory, squares are added in f64, first in chunks of a parameter and then chunk by chunk in
-/// registration order, the same on every rank and for any number of ranks and parts. On a device each parameter's squares are
-/// added there in their own type. Devices of different kinds could round differently, so all ranks use rank 0's norm.
+/// *Numerics*: squares are added in chunks of a parameter, and then chunk by chunk in f64 in registration order, the same on
+/// every rank and for any number of ranks and parts. In host memory a chunk is added in f64 too, on a device it is added there in
+/// the type of the sums. Devices of different kinds could round differently, so all ranks use rank 0's norm.
 pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
-    let own = match (&*means, whole.shares) {
-        (Means::Host(values), None) => squares_of_all(values, whole),
-        (Means::Host(values), Some(shares)) => squares_of_slices(values, shares, whole)?,
-        (Means::Device(values), _) => squares_on_device(values, whole)?,
+    let squares = match &*means {
+        Means::Host(values) => squares_on_host(values, whole),
+        Means::Device(values) => squares_on_device(values, whole)?,
+    };
+    let own = match whole.shares {
+        None => squares_of_all(&squares, whole),
+        Some(shares) => squares_of_slices(&squares, shares, whole)?,
     };
     let mut total = match whole.parts {
         None => own.iter().sum(),
@@ -54,12 +57,45 @@ pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f
     Ok(norm)
 }
 
-/// The sum of squares of each chunk.
-fn squares(values: &[f32]) -> impl Iterator<Item = f64> {
+/// By parameter, the sum of squares of each chunk; `None` where this rank has no gradient.
+type Squares = Vec<Option<Vec<f64>>>;
+
+fn squares_on_host(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Squares {
     let square = |x: &f32| f64::from(*x) * f64::from(*x);
-    values
-        .chunks(CHUNK)
-        .map(move |chunk| chunk.iter().map(square).sum())
+    let of = |values: &[f32]| -> Vec<f64> {
+        let chunks = values.chunks(CHUNK);
+        chunks.map(|chunk| chunk.iter().map(square).sum()).collect()
+    };
+    let all = values.iter().enumerate().map(|(index, mean)| {
+        let mean = mean.as_ref()?;
+        let pieces = whole.parts.and_then(|parts| parts.by_piece(index, mean));
+        Some(match pieces {
+            None => of(mean),
+            Some(pieces) => pieces.iter().flat_map(|piece| of(piece)).collect(),
+        })
+    });
+    all.collect()
+}
+
+fn squares_on_device(values: &[Option<Tensor<1>>], whole: &Whole<'_>) -> Result<Squares, DdpError> {
+    let mut owners = Vec::new();
+    let mut sums = Vec::new();
+    for (index, mean) in values.iter().enumerate() {
+        let Some(mean) = mean else { continue };
+        let parts = whole.parts;
+        let pieces = parts.and_then(|parts| parts.by_piece_on_device(index, mean));
+        for piece in pieces.unwrap_or_else(|| vec![mean.clone()]) {
+            owners.push(index);
+            sums.push(buffer::sums_of_chunks(piece.clone() * piece, CHUNK));
+        }
+    }
+    let read = buffer::read(sums, "the norm of the gradients")?;
+    let mut squares = vec![None; values.len()];
+    for (index, sums) in owners.into_iter().zip(read) {
+        let all: &mut Vec<f64> = squares[index].get_or_insert_default();
+        all.extend(sums.iter::<f64>());
+    }
+    Ok(squares)
 }
 
 /// The chunks of a gradient, or of a slice of `len` elements of it.
@@ -72,33 +108,27 @@ fn chunks_of(index: usize, len: usize, whole: &Whole<'_>) -> usize {
 fn append_squares(
     all: &mut Vec<f64>,
     (index, len): (usize, usize),
-    value: Option<&Vec<f32>>,
+    squares: &Squares,
     whole: &Whole<'_>,
 ) {
     let end = all.len() + chunks_of(index, len, whole);
-    if let Some(mean) = value {
-        match whole.parts.and_then(|parts| parts.by_piece(index, mean)) {
-            None => all.extend(squares(mean)),
-            Some(pieces) => all.extend(pieces.iter().flat_map(|piece| squares(piece))),
-        }
-    }
+    all.extend(squares[index].iter().flatten());
     all.resize(end, 0.0);
 }
 
 /// The squares of whole gradients, chunk by chunk.
-fn squares_of_all(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Vec<f64> {
+fn squares_of_all(squares: &Squares, whole: &Whole<'_>) -> Vec<f64> {
     let mut all = Vec::new();
-    for (index, value) in values.iter().enumerate() {
-        let (bucket, position) = whole.plan.places[index];
-        let len = whole.plan.buckets[bucket].segments[position].len;
-        append_squares(&mut all, (index, len), value.as_ref(), whole);
+    for (index, (bucket, position)) in whole.plan.places.iter().enumerate() {
+        let len = whole.plan.buckets[*bucket].segments[*position].len;
+        append_squares(&mut all, (index, len), squares, whole);
     }
     all
 }
 
 /// The same of gradients of which each rank has slices.
 fn squares_of_slices(
-    values: &[Option<Vec<f32>>],
+    squares: &Squares,
     shares: &Shares,
     whole: &Whole<'_>,
 ) -> Result<Vec<f64>, DdpError> {
@@ -112,7 +142,7 @@ fn squares_of_slices(
     let mut own = Vec::with_capacity(counts[group.rank()]);
     for index in parameters.clone() {
         let slice = (index, len_of(index, group.rank()));
-        append_squares(&mut own, slice, values[index].as_ref(), whole);
+        append_squares(&mut own, slice, squares, whole);
     }
     let mut all = vec![0.0; counts.iter().sum()];
     group.all_gather_v(&own, &mut all, &counts)?;
@@ -131,38 +161,6 @@ fn squares_of_slices(
         }
     }
     Ok(in_order)
-}
-
-/// The squares of each gradient or of its pieces; 0 for parameters that no rank used.
-fn squares_on_device(
-    values: &[Option<Tensor<1>>],
-    whole: &Whole<'_>,
-) -> Result<Vec<f64>, DdpError> {
-    let mut sums = Vec::new();
-    let mut is_used = Vec::new();
-    for (index, value) in values.iter().enumerate() {
-        let pieces = match (value, whole.parts) {
-            (Some(mean), parts) => {
-                let pieces = parts.and_then(|parts| parts.by_piece_on_device(index, mean));
-                pieces.unwrap_or_else(|| vec![mean.clone()])
-            }
-            (None, _) => Vec::new(),
-        };
-        let count = whole.parts.map_or(1, |parts| parts.pieces(index));
-        is_used.extend((0..count).map(|_| value.is_some()));
-        sums.extend(
-            pieces
-                .into_iter()
-                .map(|mean| buffer::sum(mean.clone() * mean)),
-        );
-    }
-    let read = buffer::read(sums, "the norm of the gradients")?;
-    let sums = read.iter().flat_map(|sum| sum.iter::<f64>().next());
-    let mut read = sums;
-    let squares = is_used.into_iter();
-    Ok(squares
-        .map(|is_used| is_used.then(|| read.next()).flatten().unwrap_or(0.0))
-        .collect())
 }
 
 /// Makes the gradients of `model` from the averages of its `parameters`. The average of a slice becomes a gradient of the

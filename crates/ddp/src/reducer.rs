@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use burn::tensor::{DType, Tensor};
 use paceline_collective::{ProcessGroup, Tree};
 
+use crate::buffer::Value;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -29,6 +30,8 @@ mod blocks;
 mod compress;
 mod host;
 mod in_double;
+#[cfg(any(feature = "cuda", test))]
+mod nccl;
 mod on_device;
 mod sent;
 mod staged;
@@ -38,6 +41,8 @@ mod tests;
 pub(crate) use blocks::IN_FLIGHT;
 pub(crate) use host::HostReducer;
 pub(crate) use in_double::InDouble;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use nccl::{Lent, NcclDevice, NcclGroup, NcclMemory};
 pub(crate) use on_device::{DeviceCall, DeviceGroup, DeviceReducer, DeviceTicket, cut};
 pub(crate) use staged::StagedReducer;
 
@@ -65,9 +70,15 @@ pub(crate) trait Reducer: GradientSink {
         None
     }
 
-    /// Whether the buckets are in host memory, where making them again costs little.
+    /// Whether the buckets are in host memory, where making them again costs little; otherwise they are tensors.
     fn is_on_host(&self) -> bool {
         true
+    }
+
+    /// The same for a sharded optimizer, if it continues with what this one has of its device.
+    fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
+        let _ = setup;
+        None
     }
 
     /// Waits for all calls of earlier steps and returns their result.
@@ -83,25 +94,13 @@ pub(crate) trait Reducer: GradientSink {
 
     /// Sends this rank's slices of a bucket's parameters to all ranks, between two steps. Only with [`Setup::shares`].
     ///
-    /// The values are by parameter, from the first that this rank owns.
-    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
-        let _ = (bucket, own);
-        Err(NOT_SCATTERED)
-    }
+    /// The values are by parameter, from the first that this rank owns, in the memory that [`is_on_host`](Self::is_on_host)
+    /// names.
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Value>) -> Result<(), DdpError>;
 
-    /// Waits for a bucket's parameters from all ranks; gives each to `each` by its index.
-    fn receive_weights(
-        &self,
-        bucket: usize,
-        each: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), DdpError> {
-        let _ = (bucket, each);
-        Err(NOT_SCATTERED)
-    }
+    /// A bucket's parameters from all ranks, by index.
+    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError>;
 }
-
-pub(crate) const NOT_SCATTERED: DdpError =
-    DdpError::Backend("gradients are scattered over the ranks through the host only, not by NCCL");
 
 /// What communication hooks keep of a parameter from step to step.
 #[derive(Clone, Copy)]

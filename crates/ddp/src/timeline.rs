@@ -61,7 +61,7 @@ impl BucketTiming {
     /// A bucket that stays on its device: `started` and `finished` are those of the host until
     /// [`Timeline::settle`].
     pub(crate) fn on_device(
-        (bucket, bytes): (usize, usize),
+        (bucket, bytes, operation): (usize, usize, &'static str),
         ready: Instant,
         waited: (Instant, Instant),
         ticket: Arc<dyn DeviceTicket>,
@@ -69,7 +69,7 @@ impl BucketTiming {
         Self {
             bucket,
             bytes,
-            operation: "all_reduce",
+            operation,
             ready,
             submitted: ready,
             started: ready,

@@ -23,7 +23,7 @@ use burn::module::{Module, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use paceline_collective::ProcessGroup;
 
-use crate::buffer;
+use crate::buffer::{self, Value};
 use crate::ddp::Ddp;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
@@ -119,7 +119,7 @@ impl ZeroRedundancyOptimizer {
     ///
     /// *Cost*: nine steps of the optimizer on small tensors.
     ///
-    /// *Errors*: gradients that NCCL reduces; no memory for the buckets.
+    /// *Errors*: no memory for the buckets.
     pub fn new<M: Module>(
         ddp: &mut Ddp,
         model: &M,
@@ -203,14 +203,27 @@ impl ZeroRedundancyOptimizer {
         });
         let own = buffer::sliced(model.clone(), &self.owned, taken.collect());
         let own = self.inner.step(rate, own, grads);
-        let mut read = buffer::read_parameters(own, |id| self.owned.contains_key(&id))?;
+        let is_owned = |id| self.owned.contains_key(&id);
+        let is_dealt = |id| sharded.is_some_and(|sharded| sharded.contains(id));
+        let is_on_host = |id| is_owned(id) && (self.reducer.is_on_host() || is_dealt(id));
+        let tensors = buffer::flat_parameters(&own, |id| is_owned(id) && !is_on_host(id));
+        let read = buffer::read_parameters(own, is_on_host)?;
+        let values = tensors
+            .into_iter()
+            .map(|(id, tensor)| (id, Value::Device(Box::new(tensor))));
+        let read = read
+            .into_iter()
+            .map(|(id, values)| (id, Value::Host(values)));
+        let mut updated: HashMap<ParamId, Value> = values.chain(read).collect();
         let ids = self.parameters.iter().map(|(id, _)| id).enumerate();
         let mut values = HashMap::new();
         for (index, id) in ids {
-            let Some(own) = read.remove(id) else { continue };
-            match sharded.filter(|sharded| sharded.contains(*id)) {
-                Some(sharded) => sharded.put_slice(index, own),
-                None => drop(values.insert(index, own)),
+            match (updated.remove(id), sharded) {
+                (Some(Value::Host(own)), Some(sharded)) if is_dealt(*id) => {
+                    sharded.put_slice(index, own);
+                }
+                (Some(own), _) => drop(values.insert(index, own)),
+                (None, _) => {}
             }
         }
         let first = sharded.map_or(0, Sharded::buckets);
@@ -223,11 +236,9 @@ impl ZeroRedundancyOptimizer {
             let Some(bucket) = next.checked_sub(IN_FLIGHT).filter(|at| *at >= first) else {
                 continue;
             };
-            let mut arrived = HashMap::new();
-            self.reducer.receive_weights(bucket, &mut |index, values| {
-                arrived.insert(self.parameters[index].0, values.to_vec());
-            })?;
-            model = buffer::write_parameters(model, arrived);
+            let arrived = self.reducer.receive_weights(bucket)?.into_iter();
+            let arrived = arrived.map(|(index, value)| (self.parameters[index].0, value));
+            model = buffer::write_parameters(model, arrived.collect());
         }
         Ok(model)
     }

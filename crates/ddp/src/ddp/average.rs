@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use paceline_collective::{AllReduce, ReduceOp, Tree};
 
 use super::Ddp;
-use crate::buffer;
+use crate::buffer::{self, Value};
 use crate::comm_hook::{CommHook, LocalSgdOptions, OuterOptimizer};
 use crate::error::DdpError;
 
@@ -115,7 +115,9 @@ impl Ddp {
             }
         }
         rounds.phase.is_in_sync = true;
-        Ok(buffer::write_parameters(model, values))
+        let values = values.into_iter();
+        let values = values.map(|(id, values)| (id, Value::Host(values)));
+        Ok(buffer::write_parameters(model, values.collect()))
     }
 
     /// Starts a step: the first of a round keeps the weights.

@@ -66,8 +66,8 @@ impl Ddp {
     /// A parameter that several ranks have whole gets the same gradients on all of them and counts once in the norm. A rank
     /// whose parameters an earlier rank has too, whole or as slices, computes the same loss; its sums do not count.
     ///
-    /// *Numerics*: in host memory, the norm has the bits of a model on one rank. Those of a model that is cut depend on the
-    /// pieces, not on the ranks that have them.
+    /// *Numerics*: the norm has the bits of a model on one rank. Those of a model that is cut depend on the pieces, not on the
+    /// ranks that have them.
     ///
     /// *Cost*: one all-reduce of a few numbers at the end of each step; with clipping, an all-gather of one number for each
     /// 1,024 gradients.
@@ -92,11 +92,6 @@ impl Ddp {
         };
         let cuts = self.parameters.iter().enumerate().filter_map(layout);
         let cuts: HashMap<usize, Layout> = cuts.collect();
-        // A device adds the squares of a parameter or piece in one go.
-        let chunk = match buffer::is_host(&self.device) {
-            true => CHUNK,
-            false => usize::MAX,
-        };
         let mut own = Vec::new();
         for (place, (id, _)) in buffer::paths(model).into_iter().enumerate() {
             let Some((_, index)) = self.index.iter().find(|(known, _)| known.val() == id) else {
@@ -105,8 +100,8 @@ impl Ddp {
             let len = self.parameters[*index].len();
             let cut = cuts.get(index);
             let count = match cut {
-                Some(cut) => cut.counts(len).map(|len| len.div_ceil(chunk)).sum(),
-                None => len.div_ceil(chunk),
+                Some(cut) => cut.counts(len).map(|len| len.div_ceil(CHUNK)).sum(),
+                None => len.div_ceil(CHUNK),
             };
             own.extend([place as i64, count as i64, cut.is_some().into()]);
         }

@@ -10,7 +10,7 @@ use super::{Ddp, reducer};
 use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
-use crate::plan::{BucketPlan, Layout};
+use crate::plan::Layout;
 use crate::reducer::Setup;
 use crate::zero::{self, Dealt, Sharded, Shares, ZeroStage};
 
@@ -18,7 +18,7 @@ impl Ddp {
     /// From now on each rank gets the gradients of its shares only, and at stage 3 keeps only its shares of blocks' parameters.
     /// All ranks call it.
     ///
-    /// *Errors*: no memory for the buckets; gradients that NCCL reduces.
+    /// *Errors*: no memory for the buckets.
     pub(crate) fn deal<M: Module>(
         &mut self,
         mut model: M,
@@ -49,7 +49,7 @@ impl Ddp {
         }
         let setup = Setup {
             group: self.group.clone(),
-            plan: Arc::new(BucketPlan::clone(&self.plan).flags_in_tail()),
+            plan: self.plan.clone(),
             tree: self.tree.clone(),
             hook,
             dtype: buffer::dtype_of_sums(&self.parameters),
@@ -58,7 +58,10 @@ impl Ddp {
             keeps_tail: false,
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
-        let reducer = reducer(backend, reduction, &self.device, setup)?;
+        let reducer = match self.reducer.dealt(&setup) {
+            Some(dealt) => dealt,
+            None => reducer(backend, reduction, &self.device, setup)?,
+        };
         // The memory of the buckets until now serves the new ones.
         drop(self.replace_reducer(reducer.clone()));
         reducer.reserve()?;

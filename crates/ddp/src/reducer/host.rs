@@ -8,8 +8,8 @@ use paceline_collective::{AllGather, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks, Landed};
 use super::sent::{Half, Memory};
-use super::{Event, Finished, Kept, Means, NOT_SCATTERED, Reducer, Setup, lock};
-use crate::buffer;
+use super::{Event, Finished, Kept, Means, Reducer, Setup, lock};
+use crate::buffer::{self, Value};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -69,7 +69,10 @@ pub(super) struct Tail {
 }
 
 impl HostReducer {
-    pub(crate) fn new(setup: Setup) -> Self {
+    pub(crate) fn new(mut setup: Setup) -> Self {
+        if setup.shares.is_some() || setup.hook.is_per_shard() {
+            setup.plan = Arc::new(BucketPlan::clone(&setup.plan).flags_in_tail());
+        }
         Self::numbered_from(0, setup)
     }
 
@@ -77,8 +80,15 @@ impl HostReducer {
     /// parameter.
     pub(super) fn of_tail(setup: Setup) -> Self {
         let first = setup.plan.tail();
-        let plan = Arc::new(setup.plan.tail_alone());
-        Self::numbered_from(first, Setup { plan, ..setup })
+        let (plan, shares) = (Arc::new(setup.plan.tail_alone()), None);
+        Self::numbered_from(
+            first,
+            Setup {
+                plan,
+                shares,
+                ..setup
+            },
+        )
     }
 
     fn numbered_from(first: usize, setup: Setup) -> Self {
@@ -230,8 +240,8 @@ impl Reducer for HostReducer {
         lock(&self.blocks).kept(kept, index).map(with);
     }
 
-    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
-        let shares = self.shares.as_ref().ok_or(NOT_SCATTERED)?;
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Value>) -> Result<(), DdpError> {
+        let shares = self.shares.as_ref().expect("the weights are dealt");
         let mut blocks = lock(&self.blocks);
         let memory = blocks.lend(bucket)?;
         let Memory {
@@ -240,7 +250,7 @@ impl Reducer for HostReducer {
         } = memory;
         for segment in &self.plan.buckets[bucket].segments {
             let range = shares.owned(&self.plan, segment.index, self.group.rank());
-            if let Some(own) = own.get(&segment.index) {
+            if let Some(Value::Host(own)) = own.get(&segment.index) {
                 let at = segment.offset + range.start;
                 values[at..at + own.len()].copy_from_slice(own);
             }
@@ -255,23 +265,22 @@ impl Reducer for HostReducer {
         Ok(())
     }
 
-    fn receive_weights(
-        &self,
-        bucket: usize,
-        each: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), DdpError> {
+    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
         let sent = lock(&self.weights)[bucket].take();
-        let Weights { ticket, half } = sent.ok_or(NOT_SCATTERED)?;
+        let Weights { ticket, half } = sent.expect("the bucket's weights were sent");
         let values = ticket.wait()?.buffer;
-        for Segment { index, offset, len } in &self.plan.buckets[bucket].segments {
-            each(*index, &values[*offset..offset + len]);
-        }
+        let segments = self.plan.buckets[bucket].segments.iter();
+        let weights = segments.map(|Segment { index, offset, len }| {
+            let weight = values[*offset..offset + len].to_vec();
+            (*index, Value::Host(weight))
+        });
+        let weights = weights.collect();
         let memory = Memory {
             blocks: values,
             half,
         };
         lock(&self.blocks).give_back(bucket, memory);
-        Ok(())
+        Ok(weights)
     }
 }
 

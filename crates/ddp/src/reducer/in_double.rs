@@ -1,10 +1,13 @@
 //! Buckets of models with f64 parameters: tensors in ordinary memory, reduced in f64 by the process group.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use paceline_collective::{AllReduce, OpTiming, ProcessGroup, ReduceOp, Ticket, Tree};
+use paceline_collective::{
+    AllGather, AllReduce, OpTiming, ProcessGroup, ReduceOp, ReduceScatter, Ticket, Tree,
+};
 
 use super::{DeviceCall, DeviceGroup, DeviceTicket, Setup, lock};
 use crate::error::DdpError;
@@ -24,6 +27,14 @@ impl InDouble {
             device: device.clone().inner(),
         }
     }
+
+    fn sent(&self, ticket: Ticket<f64>, part: Range<usize>) -> Box<dyn DeviceTicket> {
+        Box::new(InFlight {
+            part,
+            device: self.device.clone(),
+            state: Mutex::new(State::Sent(ticket)),
+        })
+    }
 }
 
 impl DeviceGroup for InDouble {
@@ -40,7 +51,7 @@ impl DeviceGroup for InDouble {
         tensor
     }
 
-    fn all_reduce(
+    fn reduce(
         &self,
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
@@ -51,19 +62,49 @@ impl DeviceGroup for InDouble {
             let block = block.into_data();
             place.copy_from_slice(block.as_slice().expect("blocks are f64"));
         }
-        let call = AllReduce {
-            op: ReduceOp::Sum,
-            tree: Some(self.tree.clone()),
-            len,
+        let part = call.part(self.group.rank(), len);
+        let (op, tree) = (ReduceOp::Sum, Some(self.tree.clone()));
+        let (bucket, step) = (Some(call.bucket as u32), call.step);
+        let ticket = match call.counts {
+            None => {
+                let call = AllReduce {
+                    op,
+                    tree,
+                    len,
+                    bucket,
+                    step,
+                };
+                self.group.all_reduce_async(memory, call)
+            }
+            counts => {
+                let call = ReduceScatter {
+                    op,
+                    tree,
+                    counts,
+                    bucket,
+                    step,
+                };
+                self.group.reduce_scatter_async(memory, call)
+            }
+        };
+        Ok(self.sent(ticket, part))
+    }
+
+    fn all_gather(
+        &self,
+        call: DeviceCall,
+        values: Tensor<1>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+        let len = values.dims()[0];
+        let mut memory = self.group.buffer::<f64>(len)?;
+        let values = values.into_data();
+        memory.copy_from_slice(values.as_slice().expect("weights are f64"));
+        let call = AllGather {
+            counts: call.counts,
             bucket: Some(call.bucket as u32),
             step: call.step,
         };
-        let ticket = self.group.all_reduce_async(memory, call);
-        Ok(Box::new(InFlight {
-            len,
-            device: self.device.clone(),
-            state: Mutex::new(State::Sent(ticket)),
-        }))
+        Ok(self.sent(self.group.all_gather_async(memory, call), 0..len))
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {
@@ -72,7 +113,8 @@ impl DeviceGroup for InDouble {
 }
 
 struct InFlight {
-    len: usize,
+    /// The elements that this rank gets.
+    part: Range<usize>,
     device: Device,
     state: Mutex<State>,
 }
@@ -93,8 +135,9 @@ impl DeviceTicket for InFlight {
         };
         let done = ticket.wait()?;
         *state = State::Arrived(done.timing);
-        let sum = TensorData::new(done.buffer[..self.len].to_vec(), [self.len]);
-        Ok(Tensor::from_data(sum, (&self.device, DType::F64)))
+        let values = done.buffer[self.part.clone()].to_vec();
+        let values = TensorData::new(values, [self.part.len()]);
+        Ok(Tensor::from_data(values, (&self.device, DType::F64)))
     }
 
     fn times(&self) -> Option<(Instant, Instant)> {

@@ -1,20 +1,26 @@
 //! Buckets that are tensors on their device: packed, summed over the rank's shards, and reduced there by a collective on device
 //! memory. Gradients of models with f64 parameters take this path in ordinary memory, see [`InDouble`](super::InDouble).
 //!
+//! With a sharded optimizer each rank gets its slice of the sum, and the updated weights are gathered the same way.
+//!
 //! All other data of a step (used flags, weights, sums) goes through host memory in the tail bucket, so no rank waits for a
 //! device to get it. On that path the process group detects and names a stuck or dead rank.
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
 use paceline_collective::Tree;
 
-use super::{Event, Finished, HostReducer, Means, Micro, Reducer, Setup, lock};
+use super::{Event, Finished, HostReducer, IN_FLIGHT, Means, Micro, Reducer, Setup, lock};
+use crate::buffer::Value;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::{BucketPlan, DEVICE_ALIGN};
 use crate::timeline::BucketTiming;
+use crate::zero::{Shares, ZeroStage};
 
 /// Collectives on the memory of one kind of device.
 pub(crate) trait DeviceGroup: Send + Sync {
@@ -32,11 +38,20 @@ pub(crate) trait DeviceGroup: Send + Sync {
     /// rounding must not depend on which operations follow.
     fn computed(&self, tensor: Tensor<1>) -> Tensor<1>;
 
-    /// Sums blocks over all ranks in the device's execution order. Returns at once.
-    fn all_reduce(
+    /// Sums blocks over all ranks in the device's execution order; with [`DeviceCall::counts`] this rank gets its part of the
+    /// sum. Returns at once.
+    fn reduce(
         &self,
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError>;
+
+    /// Collects the parts of all ranks, of [`DeviceCall::counts`] elements; `values` has this rank's part in place. Returns at
+    /// once.
+    fn all_gather(
+        &self,
+        call: DeviceCall,
+        values: Tensor<1>,
     ) -> Result<Box<dyn DeviceTicket>, DdpError>;
 
     /// Waits for all calls.
@@ -45,16 +60,29 @@ pub(crate) trait DeviceGroup: Send + Sync {
     fn synchronize(&self) -> Result<(), DdpError>;
 }
 
-/// One bucket's reduction.
-#[derive(Clone, Copy, Debug)]
+/// One bucket's collective.
+#[derive(Clone, Debug)]
 pub(crate) struct DeviceCall {
     pub(crate) bucket: usize,
     pub(crate) step: u64,
+    /// Elements of each rank's part, in rank order, if the ranks have parts of the bucket.
+    pub(crate) counts: Option<Arc<[usize]>>,
+}
+
+impl DeviceCall {
+    /// The elements of a block of `len` that a rank gets.
+    pub(crate) fn part(&self, rank: usize, len: usize) -> Range<usize> {
+        let Some(counts) = &self.counts else {
+            return 0..len;
+        };
+        let start: usize = counts[..rank].iter().sum();
+        start..start + counts[rank]
+    }
 }
 
 /// A call in flight.
 pub(crate) trait DeviceTicket: Send + Sync {
-    /// The sum. Does not wait; later kernels that use it do.
+    /// Takes the result. Does not wait; later kernels that use it do.
     fn result(&self) -> Result<Tensor<1>, DdpError>;
 
     /// When the device began and ended. Waits for the device.
@@ -62,9 +90,10 @@ pub(crate) trait DeviceTicket: Send + Sync {
 }
 
 pub(crate) struct DeviceReducer {
-    device: Box<dyn DeviceGroup>,
+    device: Arc<dyn DeviceGroup>,
     plan: Arc<BucketPlan>,
     tree: Arc<Tree>,
+    shares: Option<Arc<Shares>>,
     rank: usize,
     /// The tail bucket, in host memory.
     tail: HostReducer,
@@ -83,6 +112,8 @@ struct State {
     used: Vec<bool>,
     /// Next bucket to launch; launches are strictly in order.
     next: usize,
+    /// Buckets that may be launched, see [`Event::Open`]; `None` if all may as soon as they are complete.
+    open: Option<usize>,
     error: Option<DdpError>,
 }
 
@@ -98,15 +129,21 @@ struct Live {
     is_merged: bool,
     ready: Option<Instant>,
     ticket: Option<Arc<dyn DeviceTicket>>,
+    /// This rank's slice of the sum, in memory of its own.
+    own: Option<Tensor<1>>,
+    /// The updated weights on their way to all ranks, between two steps.
+    weights: Option<Box<dyn DeviceTicket>>,
 }
 
 impl DeviceReducer {
-    pub(crate) fn new(setup: Setup, device: Box<dyn DeviceGroup>) -> Self {
+    pub(crate) fn new(setup: Setup, device: Arc<dyn DeviceGroup>) -> Self {
         let plan = setup.plan.clone();
-        let live = || (0..plan.tail()).map(|_| Live::default()).collect();
+        let stage = setup.shares.as_ref().map(|shares| shares.stage());
+        let is_gated = stage.is_some_and(ZeroStage::shards_parameters);
         let state = State {
-            live: live(),
+            live: (0..plan.tail()).map(|_| Live::default()).collect(),
             used: vec![false; plan.places.len()],
+            open: is_gated.then_some(0),
             ..State::default()
         };
         Self {
@@ -114,6 +151,7 @@ impl DeviceReducer {
             state: Mutex::new(state),
             plan,
             tree: setup.tree.clone(),
+            shares: setup.shares.clone(),
             rank: setup.group.rank(),
             tail: HostReducer::of_tail(setup),
         }
@@ -123,6 +161,8 @@ impl DeviceReducer {
         let mut state = lock(&self.state);
         state.step = step;
         state.next = 0;
+        state.open = state.open.map(|_| 0);
+        state.is_last_shard = false;
         state.error = None;
         for live in &mut state.live {
             *live = Live::default();
@@ -159,6 +199,21 @@ impl DeviceReducer {
         }
     }
 
+    /// No more gradients come for the buckets before this one.
+    fn open(&self, buckets: usize) {
+        let mut state = lock(&self.state);
+        if state.is_last_shard {
+            for bucket in 0..buckets.min(self.plan.tail()) {
+                if state.live[bucket].missing > 0 {
+                    self.pack(&mut state, bucket);
+                }
+                self.merge(&mut state, bucket);
+            }
+        }
+        state.open = state.open.map(|_| buckets);
+        self.launch_ready(&mut state);
+    }
+
     /// Ends a shard; returns the parameters that it used, or `None` if a bucket could not be sent.
     fn end_shard(&self) -> Option<Vec<usize>> {
         let mut state = lock(&self.state);
@@ -185,14 +240,21 @@ impl DeviceReducer {
             let ticket = live.ticket.take();
             let ticket = ticket.expect("every bucket is launched when the last shard ends");
             let asked = Instant::now();
-            let sum = ticket.result()?;
+            let sum = match live.own.take() {
+                Some(own) => own,
+                None => ticket.result()?,
+            };
+            let operation = match self.shares {
+                Some(_) => "reduce_scatter",
+                None => "all_reduce",
+            };
             timings.push(BucketTiming::on_device(
-                (at, bucket.stride * self.device.dtype().size()),
+                (at, bucket.stride * self.device.dtype().size(), operation),
                 live.ready.unwrap_or(asked),
                 (asked, Instant::now()),
                 ticket,
             ));
-            if weight == 0.0 {
+            if weight == 0.0 || sum.dims()[0] == 0 {
                 // A step in which no shard had a sample changes nothing.
                 continue;
             }
@@ -203,8 +265,16 @@ impl DeviceReducer {
                 sum.div_scalar(weight)
             };
             for segment in &bucket.segments {
-                if flags[segment.index] > 0.0 {
-                    means[segment.index] = Some(cut(&mean, segment.offset, segment.len));
+                let (own, first) = match &self.shares {
+                    Some(shares) => (
+                        shares.owned(&self.plan, segment.index, self.rank),
+                        shares.span(at, self.rank).start,
+                    ),
+                    None => (0..segment.len, 0),
+                };
+                if flags[segment.index] > 0.0 && (self.shares.is_none() || !own.is_empty()) {
+                    let at = segment.offset + own.start - first;
+                    means[segment.index] = Some(cut(&mean, at, own.len()));
                 }
             }
         }
@@ -269,27 +339,50 @@ impl DeviceReducer {
         Tensor::zeros([len], (self.device.device(), self.device.dtype()))
     }
 
+    fn call(&self, bucket: usize, step: u64) -> DeviceCall {
+        let shares = self.shares.as_ref();
+        DeviceCall {
+            bucket,
+            step,
+            counts: shares.map(|shares| shares.counts(bucket).clone()),
+        }
+    }
+
     fn launch_ready(&self, state: &mut State) {
-        while state.error.is_none() && state.next < state.live.len() {
+        let end = state.live.len().min(state.open.unwrap_or(usize::MAX));
+        while state.error.is_none() && state.next < end {
             let bucket = state.next;
             let live = &mut state.live[bucket];
             if live.ready.is_none() {
                 return;
             }
-            let call = DeviceCall {
-                bucket,
-                step: state.step,
-            };
-            match self
-                .device
-                .all_reduce(call, std::mem::take(&mut live.stack))
-            {
+            let call = self.call(bucket, state.step);
+            match self.device.reduce(call, std::mem::take(&mut live.stack)) {
                 Ok(ticket) => live.ticket = Some(ticket.into()),
                 Err(error) => state.error = Some(error),
             }
             state.next += 1;
+            let shares = self.shares.as_ref();
+            if shares.is_some_and(|shares| shares.stage().shards_gradients())
+                && let Some(oldest) = state.next.checked_sub(IN_FLIGHT + 1)
+                && state.error.is_none()
+            {
+                state.error = reap(&mut state.live[oldest]).err();
+            }
         }
     }
+}
+
+/// Copies this rank's slice of a bucket, whose memory is then free for another one.
+fn reap(live: &mut Live) -> Result<(), DdpError> {
+    let Some(ticket) = &live.ticket else {
+        return Ok(());
+    };
+    let own = ticket.result()?;
+    // `cat` copies what it joins; a tensor alone would stay a view.
+    let more = Tensor::zeros([DEVICE_ALIGN], (&own.device(), own.dtype()));
+    live.own = Some(Tensor::cat(vec![own, more], 0));
+    Ok(())
 }
 
 impl Reducer for DeviceReducer {
@@ -303,7 +396,8 @@ impl Reducer for DeviceReducer {
             Event::Shard(shard) => self.begin_shard(*shard),
             Event::Micro(micro) => self.begin_micro(*micro),
             Event::MicroEnd => self.end_micro(),
-            Event::Extra { .. } | Event::Open(_) | Event::Commit => {}
+            Event::Open(buckets) => self.open(*buckets),
+            Event::Extra { .. } | Event::Commit => {}
             Event::ShardEnd(_) => {
                 let Some(used) = self.end_shard() else {
                     // The tail must not tell the other ranks that this rank goes on.
@@ -347,6 +441,40 @@ impl Reducer for DeviceReducer {
 
     fn is_on_host(&self) -> bool {
         false
+    }
+
+    fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
+        Some(Arc::new(Self::new(setup.clone(), self.device.clone())))
+    }
+
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Value>) -> Result<(), DdpError> {
+        let shares = self.shares.as_ref().expect("the weights are dealt");
+        let mut state = lock(&self.state);
+        let layout = &self.plan.buckets[bucket];
+        let mut values = self.zeros(layout.stride);
+        for segment in &layout.segments {
+            let Some(Value::Device(own)) = own.get(&segment.index) else {
+                continue;
+            };
+            let first = segment.offset + shares.owned(&self.plan, segment.index, self.rank).start;
+            let place = first..first + own.dims()[0];
+            values = values.slice_assign([place], own.clone().cast(self.device.dtype()));
+        }
+        let call = self.call(bucket, state.step);
+        let values = self.device.computed(values);
+        state.live[bucket].weights = Some(self.device.all_gather(call, values)?);
+        Ok(())
+    }
+
+    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
+        let sent = lock(&self.state).live[bucket].weights.take();
+        let values = sent.expect("the bucket's weights were sent").result()?;
+        let segments = self.plan.buckets[bucket].segments.iter();
+        let weights = segments.map(|segment| {
+            let weight = cut(&values, segment.offset, segment.len);
+            (segment.index, Value::Device(Box::new(weight)))
+        });
+        Ok(weights.collect())
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {

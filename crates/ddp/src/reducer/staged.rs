@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use burn::tensor::{DType, Tensor};
 
 use super::{Event, Finished, HostReducer, Kept, Reducer, Setup, lock};
-use crate::buffer;
+use crate::buffer::{self, Value};
 use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::BucketPlan;
@@ -179,16 +179,12 @@ impl Reducer for StagedReducer {
         self.host.kept(kept, index, with);
     }
 
-    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Vec<f32>>) -> Result<(), DdpError> {
+    fn send_weights(&self, bucket: usize, own: &HashMap<usize, Value>) -> Result<(), DdpError> {
         self.host.send_weights(bucket, own)
     }
 
-    fn receive_weights(
-        &self,
-        bucket: usize,
-        each: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), DdpError> {
-        self.host.receive_weights(bucket, each)
+    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
+        self.host.receive_weights(bucket)
     }
 }
 

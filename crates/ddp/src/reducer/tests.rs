@@ -1,18 +1,22 @@
-//! The three reducers give the same bytes; tested on Flex, where all of them run.
+//! The three reducers give the same bytes; tested on Flex, where all of them run, that of NCCL on the stand-in.
 
-use std::time::{Duration, Instant};
+mod dealt;
+mod stand_in;
+
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, TensorData};
-use paceline_collective::{AllReduce, GroupOptions, ReduceOp, Ticket};
+use paceline_collective::GroupOptions;
 
 use super::*;
-use crate::ddp::{Ddp, DdpOptions, Reduced};
+use crate::ddp::{Ddp, DdpOptions, Reduced, Reduction};
 use crate::plan::BucketCaps;
 use crate::weights;
+use stand_in::StandIn;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -31,27 +35,34 @@ impl Net {
             side: layer(5, 3),
             never: layer(2, 2),
         };
-        let fixed = weights::export(&net).into_iter().enumerate();
-        let fixed = fixed.map(|(at, (path, data))| {
-            let values = (0..data.num_elements()).map(|i| wave(at * 100 + i));
-            let values: Vec<f32> = values.collect();
-            (path, TensorData::new(values, data.shape().clone()))
-        });
-        let fixed = fixed.collect();
-        weights::import(net, fixed)
+        fixed(net)
     }
 
     fn loss(&self, samples: &[usize], side: bool) -> Tensor<1> {
-        let device = self.first.weight.device();
-        let values: Vec<f32> = samples
-            .iter()
-            .flat_map(|s| (0..5).map(move |k| wave(s * 5 + k)))
-            .collect();
-        let x = Tensor::<2>::from_data(TensorData::new(values, [samples.len(), 5]), &device);
+        let x = inputs(samples, &self.first.weight.device());
         let y = self.second.forward(relu(self.first.forward(x.clone())));
         let y = if side { y + self.side.forward(x) } else { y };
         y.powf_scalar(2.0).mean()
     }
+}
+
+/// The model with the same weights in every process.
+fn fixed<M: Module>(net: M) -> M {
+    let fixed = weights::export(&net).into_iter().enumerate();
+    let fixed = fixed.map(|(at, (path, data))| {
+        let values = (0..data.num_elements()).map(|i| wave(at * 100 + i));
+        let values: Vec<f32> = values.collect();
+        (path, TensorData::new(values, data.shape().clone()))
+    });
+    weights::import(net, fixed.collect())
+}
+
+fn inputs(samples: &[usize], device: &Device) -> Tensor<2> {
+    let values = samples
+        .iter()
+        .flat_map(|s| (0..5).map(move |k| wave(s * 5 + k)));
+    let values: Vec<f32> = values.collect();
+    Tensor::from_data(TensorData::new(values, [samples.len(), 5]), device)
 }
 
 /// A number that needs all its digits.
@@ -71,35 +82,23 @@ impl Walk {
         Ok(match self {
             Self::Host => Arc::new(HostReducer::new(setup)),
             Self::Staged => Arc::new(StagedReducer::new(setup)?),
-            Self::Device => Arc::new(InHostMemory::reducer(setup, None)),
+            Self::Device => {
+                let group = stand_in::group(&setup, Reduction::Tree)?;
+                Arc::new(DeviceReducer::new(setup, Arc::new(group)))
+            }
         })
     }
 }
 
-/// Collectives for a "device" in host memory.
-struct InHostMemory {
-    group: ProcessGroup,
-    tree: Arc<Tree>,
+/// A group that loses its device.
+struct Failing {
     device: Device,
     /// The first bucket that cannot be reduced.
-    fails_from: Option<usize>,
+    from: usize,
+    group: NcclGroup<StandIn>,
 }
 
-impl InHostMemory {
-    fn reducer(setup: Setup, fails_from: Option<usize>) -> DeviceReducer {
-        let device = Self {
-            group: setup.group.clone(),
-            tree: setup.tree.clone(),
-            device: Device::flex(),
-            fails_from,
-        };
-        DeviceReducer::new(setup, Box::new(device))
-    }
-}
-
-struct Sent(Mutex<Option<Ticket<f32>>>);
-
-impl DeviceGroup for InHostMemory {
+impl DeviceGroup for Failing {
     fn device(&self) -> &Device {
         &self.device
     }
@@ -108,51 +107,27 @@ impl DeviceGroup for InHostMemory {
         tensor
     }
 
-    fn all_reduce(
+    fn reduce(
         &self,
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
     ) -> Result<Box<dyn DeviceTicket>, DdpError> {
-        if self.fails_from.is_some_and(|first| call.bucket >= first) {
-            return Err(DdpError::Device("it has fallen off the bus".into()));
+        match call.bucket >= self.from {
+            true => Err(DdpError::Device("it has fallen off the bus".into())),
+            false => self.group.reduce(call, blocks),
         }
-        let expected = self.tree.blocks(self.group.rank()).len();
-        assert_eq!(blocks.len(), expected, "one block for each partial sum");
-        let len = blocks[0].dims()[0];
-        let mut memory = self.group.buffer::<f32>(len * blocks.len())?;
-        for (block, slot) in blocks.into_iter().zip(memory.chunks_mut(len)) {
-            slot.copy_from_slice(&block.into_data().try_to_vec::<f32>().expect("f32"));
-        }
-        let call = AllReduce {
-            op: ReduceOp::Sum,
-            tree: Some(self.tree.clone()),
-            len,
-            bucket: Some(call.bucket as u32),
-            step: call.step,
-        };
-        let ticket = self.group.all_reduce_async(memory, call);
-        Ok(Box::new(Sent(Mutex::new(Some(ticket)))))
+    }
+
+    fn all_gather(
+        &self,
+        call: DeviceCall,
+        values: Tensor<1>,
+    ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+        self.group.all_gather(call, values)
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {
-        Ok(())
-    }
-}
-
-impl DeviceTicket for Sent {
-    fn result(&self) -> Result<Tensor<1>, DdpError> {
-        let ticket = lock(&self.0).take().expect("asked once");
-        let done = ticket.wait()?;
-        let sum = done.buffer.to_vec();
-        let len = sum.len();
-        Ok(Tensor::from_data(
-            TensorData::new(sum, [len]),
-            &Device::flex(),
-        ))
-    }
-
-    fn times(&self) -> Option<(Instant, Instant)> {
-        None
+        self.group.synchronize()
     }
 }
 
@@ -187,6 +162,9 @@ fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
 
 /// Runs `world` ranks as threads and returns their results.
 fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    // One job at a time: a device's wait for a call holds up all its streams, so two jobs would wait for each other.
+    static DEVICES: Mutex<()> = Mutex::new(());
+    let _devices = lock(&DEVICES);
     let options = GroupOptions {
         timeout: Duration::from_secs(20),
         ..GroupOptions::default()
@@ -331,8 +309,12 @@ fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
         let device = Device::flex().autodiff();
         let rank = group.rank();
         let made = Ddp::with_reducer(group, Net::new(&device), options(2), |_, setup| {
-            let fails_from = (rank == 1).then_some(2);
-            Ok(Arc::new(InHostMemory::reducer(setup, fails_from)))
+            let failing = Failing {
+                device: Device::flex(),
+                from: if rank == 1 { 2 } else { usize::MAX },
+                group: stand_in::group(&setup, Reduction::Tree)?,
+            };
+            Ok(Arc::new(DeviceReducer::new(setup, Arc::new(failing))))
         });
         let (mut ddp, net) = made.expect("ranks agree");
         let failed = ddp.step(&net, |turn| {
