@@ -83,6 +83,19 @@ fn a_stopped_rank_is_given_up() {
 }
 
 #[test]
+fn the_first_rank_may_be_lost_again_and_again() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let job = training(folder.path(), "");
+    lose(&job, &[0], Signal::KILL);
+    // The console shows the new rank 0.
+    job.has_printed("epoch 2/3");
+    lose(&job, &[1], Signal::KILL);
+    let says = ["3 ranks go on", "2 ranks go on"];
+    assert_whole(folder.path(), job, &says, &hash, "twice");
+}
+
+#[test]
 fn ranks_may_be_lost_at_any_moment() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
