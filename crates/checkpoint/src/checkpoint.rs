@@ -123,10 +123,18 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         if devices.all(|device| device::name(&device).is_none()) {
             return Ok(Encodable::Shared(optimizer.clone()));
         }
-        let state = optimizer.into_bytes();
-        let state =
-            state.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))?;
-        Ok(Encodable::Encoded(state))
+        Ok(Encodable::Encoded(self.optimizer_state()?))
+    }
+
+    /// The state of an optimizer that every rank has whole.
+    pub(crate) fn optimizer_state(&self) -> Result<Bytes, String> {
+        match self.optimizer {
+            OptimizerRef::Whole(optimizer) => {
+                let state = optimizer.into_bytes();
+                state.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))
+            }
+            OptimizerRef::Sharded(_) => Err("the optimizer's state is dealt to the ranks".into()),
+        }
     }
 
     /// Copies the tensors, so that the program may change its own.

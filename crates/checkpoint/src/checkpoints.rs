@@ -59,7 +59,7 @@ const KEEP: usize = 3;
 /// let mut best = f64::MAX;
 ///
 /// let mut checkpoints = Checkpoints::open(folder, ddp.group())?.keep(2);
-/// if let Some(mut saved) = checkpoints.latest()? {
+/// if let Some(mut saved) = checkpoints.resume(&mut ddp)? {
 ///     (model, optimizer) = saved.restore(&mut ddp, model, optimizer)?;
 ///     batches.load_state_dict(saved.sampler()?)?;
 ///     best = saved.value()?;
@@ -75,6 +75,10 @@ const KEEP: usize = 3;
 ///         let checkpoint = Checkpoint::new(&model, &optimizer).sampler(&plan.after).value(&best);
 ///         checkpoints.save(&ddp, checkpoint)?;
 ///     }
+///     // In a job that recovers live, replacements of lost ranks go on from here.
+///     checkpoints.admit(&mut ddp, &model, || {
+///         Checkpoint::new(&model, &optimizer).sampler(&plan.after).value(&best)
+///     })?;
 /// }
 /// checkpoints.finish()?;
 /// # Ok(())
@@ -104,7 +108,9 @@ impl Checkpoints {
     /// *Errors*: `InUse` while another job has it; I/O errors.
     pub fn open(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, CheckpointError> {
         let folder = folder.into();
-        let lock = (group.rank() == 0).then(|| lock(&folder)).transpose()?;
+        // A replacement of rank 0 is another rank when it joins.
+        let is_first = group.rank() == 0 && !group.is_joining();
+        let lock = is_first.then(|| lock(&folder)).transpose()?;
         Ok(Self {
             folder,
             group: group.clone(),
@@ -149,6 +155,32 @@ impl Checkpoints {
             }
         }
         Ok(saved)
+    }
+
+    /// As [`latest`](Self::latest); in a process that has [joined](Ddp::has_joined) the job in place of a lost rank, the state of
+    /// the other ranks, from [`admit`](Self::admit), without any file.
+    ///
+    /// *Blocks*, *Errors*: as `latest`; in that process, `Misfit` if the state cannot be read.
+    pub fn resume(&self, ddp: &mut Ddp) -> Result<Option<Saved>, CheckpointError> {
+        match ddp.take_handover() {
+            Some(state) => Saved::from_peer(&self.folder, &state).map(Some),
+            None if ddp.has_joined() => Ok(None),
+            None => self.latest(),
+        }
+    }
+
+    /// Takes in the replacements of lost ranks that wait, with [`Ddp::admit`]: they go on from `checkpoint`, which is the state after
+    /// the last step. All ranks call it after each step; it is called on one rank, when there is a replacement.
+    ///
+    /// *Cost*: without replacements, none. *Blocks*, *Errors*: as [`Ddp::admit`].
+    pub fn admit<'a, M: Module + 'a>(
+        &mut self,
+        ddp: &mut Ddp,
+        model: &M,
+        checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
+    ) -> Result<(), CheckpointError> {
+        let folder = &self.folder;
+        ddp.admit(model, |ddp| Saved::to_peer(folder, &checkpoint(), ddp))
     }
 
     /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it on all ranks once the optimizer's step is

@@ -1,6 +1,8 @@
-//! A loaded checkpoint: the same on every rank, restored into model and optimizer.
+//! A loaded checkpoint: the same on every rank, restored into model and optimizer. A process that replaces a lost rank gets the same
+//! from another rank's memory.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use burn::lr_scheduler::LrSchedulerRecord;
@@ -13,11 +15,13 @@ use paceline_ddp::{Ddp, weights};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::Checkpoint;
 use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files::{self, Contents, State};
 use crate::folder;
 use crate::optimizer::{self, LoadOptimizer};
+use crate::record::with_ids;
 use crate::share::Shares;
 use crate::tensors::stored;
 
@@ -27,6 +31,8 @@ pub struct Saved {
     told: Told,
     /// The tensors, in the files that rank 0 sees; `None` once restored, and on the other ranks.
     contents: Option<Contents>,
+    /// The optimizer's state, where it came from another rank's memory with the rest.
+    handed_over: Option<Bytes>,
     is_restored: bool,
 }
 
@@ -66,11 +72,65 @@ impl Saved {
         Ok(told.map(|told| Self {
             told,
             contents,
+            handed_over: None,
             is_restored: false,
         }))
     }
 
-    /// Restores model, optimizer, gradient scaler, state of the communication hook, step and seed. All ranks call it.
+    /// A checkpoint as [`from_peer`](Self::from_peer) reads it. The model and the state of `Ddp` travel by themselves.
+    pub(crate) fn to_peer<M: Module>(
+        path: &Path,
+        checkpoint: &Checkpoint<'_, M>,
+        ddp: &Ddp,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let unusable = |what| CheckpointError::File {
+            action: "hand over the state of",
+            path: path.to_path_buf(),
+            source: io::Error::other(what),
+        };
+        let schedule = checkpoint.schedule_state().map_err(unusable)?;
+        let told = Told {
+            path: path.to_path_buf(),
+            state: State {
+                ddp: ddp.state_dict(),
+                sampler: checkpoint.sampler,
+                parameters: checkpoint.parameters(),
+                value: checkpoint.value.clone().map_err(unusable)?,
+                ..State::default()
+            },
+            metadata: BTreeMap::new(),
+            schedule: schedule.map(|schedule| schedule.to_vec()),
+            optimizers: 1,
+            damaged: Vec::new(),
+        };
+        let told = serde_json::to_vec(&told).expect("plain data encodes");
+        let optimizer = checkpoint.optimizer_state().map_err(unusable)?;
+        let len = (told.len() as u64).to_le_bytes();
+        Ok([&len[..], &told, &optimizer].concat())
+    }
+
+    /// The state of a job that this process has joined, from [`to_peer`](Self::to_peer).
+    pub(crate) fn from_peer(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let misfit = |what: &str| CheckpointError::Misfit {
+            path: path.to_path_buf(),
+            what: format!("the state from another rank {what}"),
+        };
+        let (len, rest) = (bytes.split_first_chunk()).ok_or_else(|| misfit("is too short"))?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
+        let (told, optimizer) =
+            (rest.split_at_checked(len)).ok_or_else(|| misfit("is too short"))?;
+        let told = serde_json::from_slice(told)
+            .map_err(|error| misfit(&format!("cannot be read: {error}")))?;
+        Ok(Self {
+            told,
+            contents: None,
+            handed_over: Some(Bytes::from_bytes_vec(optimizer.to_vec())),
+            is_restored: false,
+        })
+    }
+
+    /// Restores model, optimizer, gradient scaler, state of the communication hook, step and seed. All ranks call it; a process
+    /// that has [joined](Ddp::has_joined) them calls it alone.
     ///
     /// *Blocks*: until every rank has rank 0's weights.
     ///
@@ -83,6 +143,11 @@ impl Saved {
     ) -> Result<(M, O), CheckpointError> {
         if std::mem::replace(&mut self.is_restored, true) {
             return Err(self.misfit("it was already restored".into()));
+        }
+        if let Some(state) = self.handed_over.take() {
+            let state = with_ids(state, &self.ids(&model)).map_err(|what| self.misfit(what))?;
+            let optimizer = optimizer.load(state).map_err(|what| self.misfit(what))?;
+            return Ok((model, optimizer));
         }
         let contents = self.contents.take();
         let mut fitted = HashMap::new();

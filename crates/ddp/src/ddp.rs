@@ -2,6 +2,7 @@
 
 mod average;
 mod hook_state;
+mod join;
 mod options;
 mod order;
 mod parts;
@@ -39,6 +40,7 @@ use crate::sync_batch_norm::Ranks;
 use crate::verify;
 use crate::zero::{Sharded, Shares};
 use average::Rounds;
+use join::Handover;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 pub(crate) use parts::Parts;
 pub use parts::Pieces;
@@ -62,7 +64,8 @@ use step::{blame, extra};
 /// [`stop_requested`](Self::stop_requested) answer on all ranks after the same step. The request travels with the gradients and
 /// costs no operation.
 ///
-/// *Lost ranks*: with [`DdpOptions::recovery`], the ranks that are left go on without them, with the same bits.
+/// *Lost ranks*: with [`DdpOptions::recovery`], the ranks that are left go on without them, with the same bits, and
+/// [`admit`](Self::admit) takes in the processes that replace them.
 ///
 /// *Example*:
 /// ```
@@ -118,6 +121,14 @@ pub struct Ddp {
     /// Steps that failed, and were undone, with this group.
     undone: u64,
     commits: Commits,
+    /// What the ranks compared at the job's start, with live recovery.
+    manifest: Vec<verify::Item>,
+    /// The learnt order of the parameters; empty if it is that of registration.
+    order: Vec<usize>,
+    /// Whether the ranks agreed in the last step to admit replacements.
+    is_invited: bool,
+    /// The program's bytes, from the rank that handed its state over to this one.
+    handover: Option<Vec<u8>>,
     #[cfg(test)]
     pub(crate) successor: Option<recover::Successor>,
     is_timed: bool,
@@ -140,7 +151,10 @@ pub struct Ddp {
 impl Ddp {
     /// Compares models and settings over all ranks and returns the replica with rank 0's weights.
     ///
-    /// *Blocks*: until all ranks have arrived, at most the group's timeout.
+    /// In a process that replaces a lost rank it returns when the others have [admitted](Self::admit) it, with their weights and
+    /// at their step.
+    ///
+    /// *Blocks*: until all ranks have arrived, at most the group's timeout; in a replacement, as long as the job runs.
     ///
     /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; unsupported types; no parameters; fewer shards
     /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks; no memory for the buckets, unless
@@ -151,9 +165,11 @@ impl Ddp {
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
         let (backend, reduction) = (options.backend, options.reduction);
-        let made = Self::with_reducer(group, model, options, |device, setup| {
-            reducer(backend, reduction, device, setup)
-        });
+        let make = |device: &Device, setup| reducer(backend, reduction, device, setup);
+        let made = match group.is_joining() {
+            true => Self::join(group, model, options, make),
+            false => Self::with_reducer(group, model, options, make),
+        };
         let made = made.and_then(|(ddp, model)| {
             ddp.require_recoverable()?;
             Ok((ddp, model))
@@ -161,11 +177,28 @@ impl Ddp {
         let is_misconfigured = made.as_ref().is_err_and(DdpError::is_configuration);
         page::tell_misconfigured(is_misconfigured);
         let (mut ddp, model) = made?;
+        if ddp.has_joined() {
+            return Ok((ddp, model));
+        }
         // What a hook keeps of a bucket, and the chunks that it compresses together, belong to the plan.
         let learns = ddp.group.world() > 1
             && !ddp.options.comm_hook.is_per_shard()
             && ddp.reducer.is_on_host();
         ddp.uses = learns.then(Arc::default);
+        Ok((ddp, model))
+    }
+
+    /// Like [`new`](Self::new), in a process that replaces a lost rank.
+    fn join<M: Module>(
+        group: ProcessGroup,
+        model: M,
+        options: DdpOptions,
+        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+    ) -> Result<(Self, M), DdpError> {
+        let (group, mut handover) = Handover::receive(group, &options)?;
+        let made = Self::assemble(group, model, options, make, Some(&mut handover));
+        let (mut ddp, model) = made?;
+        ddp.take_over(handover)?;
         Ok((ddp, model))
     }
 
@@ -175,6 +208,17 @@ impl Ddp {
         model: M,
         options: DdpOptions,
         make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+    ) -> Result<(Self, M), DdpError> {
+        Self::assemble(group, model, options, make, None)
+    }
+
+    /// With the weights of `handover`, or else with rank 0's.
+    fn assemble<M: Module>(
+        group: ProcessGroup,
+        model: M,
+        options: DdpOptions,
+        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+        handover: Option<&mut Handover>,
     ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, 0);
         let (deferred, model) = match options.deferred_init {
@@ -203,7 +247,10 @@ impl Ddp {
         let deferred_weights = deferred.len().to_string();
         settings.push(("deferred weights".into(), deferred_weights));
         let manifest = verify::manifest(&entries, &plan.describe(), &settings);
-        verify::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?;
+        match &handover {
+            Some(handover) => handover.verify(&group, &manifest)?,
+            None => verify::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?,
+        }
         buffer::require_summable(&entries)?;
         let device = match device {
             Some(device) if !parameters.is_empty() => device,
@@ -219,7 +266,10 @@ impl Ddp {
             );
         }
         let norms = Ranks::connect(&group, &tree, &model)?;
-        let model = placement::broadcast(&group, None, model, HashMap::new())?;
+        let model = match handover {
+            Some(handover) => handover.load(model)?,
+            None => placement::broadcast(&group, None, model, HashMap::new())?,
+        };
         if options.stop_on_signal {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
@@ -264,6 +314,13 @@ impl Ddp {
             step: 0,
             undone: 0,
             commits: Commits::default(),
+            manifest: match options.recovery {
+                Recovery::Live => manifest,
+                Recovery::None => Vec::new(),
+            },
+            order: Vec::new(),
+            is_invited: false,
+            handover: None,
             #[cfg(test)]
             successor: None,
             is_timed: false,

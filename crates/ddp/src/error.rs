@@ -211,6 +211,12 @@ pub enum DdpError {
         /// The other setting, and why.
         what: &'static str,
     },
+    /// This process cannot take the place of a lost rank.
+    #[error("it cannot replace a lost rank: {what}")]
+    Joining {
+        /// Why not.
+        what: String,
+    },
     /// Ranks that were to go on without a lost one are too far apart.
     #[error(
         "rank {rank} has completed {completed} steps and other agreements, but another rank {most}: expected a difference of \
@@ -339,6 +345,7 @@ impl DdpError {
             ),
             Self::Block { .. }
             | Self::Device(_)
+            | Self::Joining { .. }
             | Self::Scaler { .. }
             | Self::Sharded(_)
             | Self::Signals(_) => None,

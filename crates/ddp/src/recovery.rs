@@ -25,6 +25,13 @@
 //! of sums do not depend on the ranks. A step that fails leaves running statistics, scaler and counters as they were before it.
 //!
 //! Without a failure, no message is added. A step costs one copy of the tail bucket.
+//!
+//! # Replacements
+//!
+//! A process in a lost rank's place has completed nothing. A rank that is invited to admit it says so in the tail bucket, so all ranks
+//! agree after the same step. They form the next generation with it in [`Ddp::admit`](crate::Ddp::admit), between two commits, where
+//! weights, optimizer and position are those of one step. One of them hands its state over, and the new rank has completed the same
+//! commits from then on. A generation that forms after a loss has no new ranks, because the others may be within a step then.
 
 use paceline_collective::Error;
 use serde::{Deserialize, Serialize};
@@ -70,21 +77,79 @@ pub(crate) fn is_loss(error: &Error) -> bool {
     )
 }
 
-/// The rank that lends the last commit's result to those that lack it; `None` if all have it. `completed` is by rank.
+/// Where a rank is in the program when a generation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In a commit, which it repeats.
+    Within,
+    /// Between two commits: it can hand its state over.
+    Between,
+    /// It replaces a lost rank, and has no state.
+    New,
+}
+
+/// How far a rank has come when a generation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub(crate) place: Place,
+    pub(crate) completed: u64,
+}
+
+impl Standing {
+    pub(crate) fn encode(self) -> [u8; 9] {
+        let mut bytes = [self.place as u8; 9];
+        bytes[..8].copy_from_slice(&self.completed.to_le_bytes());
+        bytes
+    }
+
+    /// Of bytes that are none, a rank that has completed nothing.
+    pub(crate) fn decode(bytes: &[u8]) -> Self {
+        let (completed, place) = bytes.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        Self {
+            place: match place {
+                [place] if *place == Place::Between as u8 => Place::Between,
+                [place] if *place == Place::New as u8 => Place::New,
+                _ => Place::Within,
+            },
+            completed: u64::from_le_bytes(*completed),
+        }
+    }
+}
+
+/// Who gives what to whom when a generation begins.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settlement {
+    /// The rank that lends the last commit's result to those that lack it; `None` if all have it.
+    pub(crate) lender: Option<usize>,
+    /// The rank that hands its state over to the new ones.
+    pub(crate) giver: Option<usize>,
+    pub(crate) new: Vec<usize>,
+}
+
+/// Settles by how far each rank has come.
 ///
 /// *Errors*: ranks that are further apart than one commit, which only a program causes whose ranks run different commits.
-pub(crate) fn settle(completed: &[u64]) -> Result<Option<usize>, DdpError> {
-    let most = completed.iter().copied().max().unwrap_or(0);
-    if let Some(rank) = completed.iter().position(|count| count + 1 < most) {
+pub(crate) fn settle(all: &[Standing]) -> Result<Settlement, DdpError> {
+    let ranks = || all.iter().enumerate();
+    let old = || ranks().filter(|(_, standing)| standing.place != Place::New);
+    let most = old().map(|(_, standing)| standing.completed).max();
+    let most = most.unwrap_or(0);
+    if let Some((rank, standing)) = old().find(|(_, standing)| standing.completed + 1 < most) {
         return Err(DdpError::Apart {
             rank,
-            completed: completed[rank],
+            completed: standing.completed,
             most,
         });
     }
-    let is_behind = completed.iter().any(|count| *count < most);
-    let lender = completed.iter().position(|count| *count == most);
-    Ok(lender.filter(|_| is_behind))
+    let is_behind = old().any(|(_, standing)| standing.completed < most);
+    let lender = old().find(|(_, standing)| standing.completed == most);
+    let giver = old().find(|(_, standing)| standing.place == Place::Between);
+    let new = ranks().filter(|(_, standing)| standing.place == Place::New);
+    Ok(Settlement {
+        lender: lender.map(|(rank, _)| rank).filter(|_| is_behind),
+        giver: giver.map(|(rank, _)| rank),
+        new: new.map(|(rank, _)| rank).collect(),
+    })
 }
 
 #[cfg(test)]

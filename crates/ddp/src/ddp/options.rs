@@ -91,7 +91,8 @@ pub struct DdpOptions {
     /// What happens when a rank is lost (killed, crashed, stopped or hung). With [`Recovery::Live`] the other ranks go on without
     /// it and end with the same weights: [`Ddp::step`](crate::Ddp::step) repeats the interrupted step, so it may call the program's
     /// closure again, for other shards. Operations of the program's own on the group need
-    /// [`Ddp::with_recovery`](crate::Ddp::with_recovery).
+    /// [`Ddp::with_recovery`](crate::Ddp::with_recovery). A program that calls [`Ddp::admit`](crate::Ddp::admit) has lost ranks
+    /// replaced.
     ///
     /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
     /// node and under a launcher with `--recovery live`. Otherwise a loss ends the step.

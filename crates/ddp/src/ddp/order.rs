@@ -41,7 +41,12 @@ impl Ddp {
             self.uses = Some(uses);
         }
         let told = told.iter().map(|bytes| u32::from_le_bytes(*bytes) as usize);
-        let Some(order) = completed(told, self.parameters.len()) else {
+        self.set_order(told)
+    }
+
+    /// Fills the buckets in the order of these uses.
+    pub(super) fn set_order(&mut self, uses: impl Iterator<Item = usize>) -> Result<(), DdpError> {
+        let Some(order) = completed(uses, self.parameters.len()) else {
             return Ok(());
         };
         let lens: Vec<usize> = self.parameters.iter().map(Entry::len).collect();
@@ -55,6 +60,7 @@ impl Ddp {
         self.reducer.reserve()?;
         self.plan = plan;
         self.tokens.reorder(&order);
+        self.order = order;
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use super::{Ddp, Reduced};
 use crate::buffer;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
-use crate::recovery::{self, Recovery};
+use crate::recovery::{self, Place, Recovery, Settlement, Standing};
 use crate::reducer::Reducer;
 use crate::timeline::Timeline;
 
@@ -152,16 +152,40 @@ impl Ddp {
         if !self.is_live() || !is_loss {
             return Ok(Next::Fail);
         }
-        let (result, own) = loop {
+        let own = self.commits.completed;
+        let settled = match self.regroup(Place::Within)? {
+            Ok(settled) => settled,
+            Err(_) => return Ok(Next::Fail),
+        };
+        let reducer = self.adopt()?;
+        Ok(match settled.lent {
+            Some((completed, result)) if own < completed => Next::Borrow { result, reducer },
+            _ => Next::Repeat,
+        })
+    }
+
+    /// Goes on with the next generation of the group, or the one after it if ranks are lost meanwhile. The inner error says why
+    /// there is none.
+    pub(super) fn regroup(
+        &mut self,
+        place: Place,
+    ) -> Result<Result<Settled, paceline_collective::Error>, DdpError> {
+        loop {
             match self.next_group() {
                 Ok(group) => self.group = group,
                 Err(error) => {
                     paceline_rendezvous::notice!(WARN, "live recovery ends: {error}");
-                    return Ok(Next::Fail);
+                    return Ok(Err(error));
                 }
             }
-            match self.settle() {
-                Ok(settled) => break settled,
+            // An invitation to it is over.
+            self.is_invited = false;
+            let standing = Standing {
+                place,
+                completed: self.commits.completed,
+            };
+            match settle(&self.group, standing, &self.commits.result) {
+                Ok(settled) => return Ok(Ok(settled)),
                 // Another rank is lost.
                 Err(_) if self.group.health().is_err_and(|e| recovery::is_loss(&e)) => {}
                 Err(error) => {
@@ -169,12 +193,7 @@ impl Ddp {
                     return Err(error);
                 }
             }
-        };
-        let reducer = self.adopt()?;
-        Ok(match result {
-            Some(result) if own => Next::Borrow { result, reducer },
-            _ => Next::Repeat,
-        })
+        }
     }
 
     fn next_group(&self) -> Result<ProcessGroup, paceline_collective::Error> {
@@ -182,30 +201,14 @@ impl Ddp {
         if let Some(next) = &self.successor {
             return next(&self.group);
         }
-        self.group.next_generation()
-    }
-
-    /// Finds the commit that holds. Returns its result if some rank lacks it, and whether this one does.
-    fn settle(&self) -> Result<(Option<Vec<u8>>, bool), DdpError> {
-        #[cfg(test)]
-        recovery::faults::before_settling(&self.group);
-        let own = self.commits.completed;
-        let all = self.group.all_gather_bytes(&own.to_le_bytes())?;
-        let all = all.iter().map(|bytes| {
-            let bytes = bytes.as_slice().try_into();
-            bytes.map_or(0, u64::from_le_bytes)
-        });
-        let all: Vec<u64> = all.collect();
-        let Some(lender) = recovery::settle(&all)? else {
-            return Ok((None, false));
-        };
-        let lent = (self.group.rank() == lender).then_some(&self.commits.result[..]);
-        let lent = self.group.broadcast_bytes(lent, lender)?;
-        Ok((Some(lent), own < all[lender]))
+        match self.group.health() {
+            Ok(()) => self.group.admit(),
+            Err(_) => self.group.next_generation(),
+        }
     }
 
     /// Deals the shards and the memory of gradients anew, for the group's ranks. Returns the reducer until now.
-    fn adopt(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
+    pub(super) fn adopt(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
         let (shards, world) = (self.shard_count(), self.group.world());
         self.tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         if self.options.stop_on_signal {
@@ -218,4 +221,33 @@ impl Ddp {
         self.reducer.reserve()?;
         Ok(until_now)
     }
+}
+
+/// What the ranks of a new generation have settled.
+pub(super) struct Settled {
+    pub(super) settlement: Settlement,
+    /// If some rank lacks the last commit's result: how many commits count, and that result.
+    lent: Option<(u64, Vec<u8>)>,
+}
+
+/// Finds the commit that holds. All ranks of a new generation call it; `result` is that of this rank's last commit.
+pub(super) fn settle(
+    group: &ProcessGroup,
+    standing: Standing,
+    result: &[u8],
+) -> Result<Settled, DdpError> {
+    #[cfg(test)]
+    recovery::faults::before_settling(group);
+    let all = group.all_gather_bytes(&standing.encode())?;
+    let all: Vec<Standing> = all.iter().map(|bytes| Standing::decode(bytes)).collect();
+    let settlement = recovery::settle(&all)?;
+    let lent = settlement.lender.map(|lender| {
+        let own = (group.rank() == lender).then_some(result);
+        let lent = group.broadcast_bytes(own, lender)?;
+        Ok::<_, DdpError>((all[lender].completed, lent))
+    });
+    Ok(Settled {
+        lent: lent.transpose()?,
+        settlement,
+    })
 }

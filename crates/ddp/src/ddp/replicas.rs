@@ -178,7 +178,7 @@ impl<E: From<DdpError>> Replica<'_, E> {
             (*self.device != ddp.device).then(|| Tokens::new(ddp.parameters.len(), self.device));
         let seat = Seat {
             shard,
-            wish: before.wish.filter(|_| shard == self.shards.start),
+            wishes: before.wishes.filter(|_| shard == self.shards.start),
             device: self.device,
             tokens: tokens.as_ref().unwrap_or(&ddp.tokens),
             sink: &sink,

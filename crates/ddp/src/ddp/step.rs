@@ -34,8 +34,10 @@ pub(super) mod extra {
     pub(in crate::ddp) const LOSS: usize = 1;
     /// Number of ranks asked to stop, by signal in the order of [`VOTES`].
     pub(in crate::ddp) const STOP: usize = 2;
+    /// Number of ranks that are invited to admit replacements of lost ranks.
+    pub(in crate::ddp) const ADMIT: usize = STOP + VOTES.len();
     /// The user's sums.
-    pub(in crate::ddp) const USER: usize = STOP + VOTES.len();
+    pub(in crate::ddp) const USER: usize = ADMIT + 1;
 }
 
 /// The result of a step.
@@ -115,7 +117,7 @@ impl Ddp {
             }
             let seat = Seat {
                 shard,
-                wish: before.wish.filter(|_| turn == 0),
+                wishes: before.wishes.filter(|_| turn == 0),
                 device: &self.device,
                 tokens: &self.tokens,
                 sink: &self.sink,
@@ -175,13 +177,17 @@ impl Ddp {
         self.group.health()?;
         self.sharded.as_ref().map_or(Ok(()), |s| s.health())?;
         self.require_weights()?;
-        let wish = self.group.stop_wish();
+        let stop = self.group.stop_wish();
+        let wishes = Wishes {
+            stop: stop.filter(|_| self.options.stop_on_signal),
+            admit: self.is_live() && self.group.is_invited(),
+        };
         Ok(Before {
             statistics: self.read_buffers(model)?,
             rounds: self.rounds.as_ref().map(|rounds| rounds.phase),
             stop: self.stop,
             learns: self.uses.is_some(),
-            wish: wish.filter(|_| self.options.stop_on_signal),
+            wishes: Some(wishes),
         })
     }
 
@@ -234,7 +240,7 @@ impl Ddp {
             self.commits.complete(tail.collect());
         }
         let collected = self.collect(model, start, timeline, finished);
-        let (reduced, stop) = collected.inspect_err(|error| self.abandon(error))?;
+        let (reduced, agreed) = collected.inspect_err(|error| self.abandon(error))?;
         // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
         // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
         // bucket has arrived.
@@ -242,7 +248,8 @@ impl Ddp {
         let checked = self.fingerprint.check();
         checked.inspect_err(|error| blame(&self.group, error))?;
         self.group.set_phase(Phase::BetweenSteps, step);
-        self.stop = stop;
+        self.stop = agreed.stop;
+        self.is_invited = agreed.admit;
         self.skipped = reduced.skipped;
         if let Some(rounds) = &mut self.rounds {
             rounds.phase.is_pending = true;
@@ -277,8 +284,9 @@ impl Ddp {
         let random_numbers = seat.takes_turns.then(Turn::take);
         seat.device.seed(seed);
         (seat.apply)(Event::Shard(shard));
-        if let Some(signal) = seat.wish {
-            let slot = extra::STOP + signal.vote();
+        let wishes = seat.wishes.unwrap_or_default();
+        let stop = wishes.stop.map(|signal| extra::STOP + signal.vote());
+        for slot in stop.into_iter().chain(wishes.admit.then_some(extra::ADMIT)) {
             (seat.apply)(Event::Extra { slot, value: 1.0 });
         }
         let pass = Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0));
@@ -368,7 +376,7 @@ impl Ddp {
         start: &[Vec<f32>],
         mut timeline: Timeline,
         finished: Finished,
-    ) -> Result<(Reduced, Option<StopSignal>), DdpError> {
+    ) -> Result<(Reduced, Wishes), DdpError> {
         let Finished {
             mut means,
             used,
@@ -421,7 +429,11 @@ impl Ddp {
             unused,
             timeline,
         };
-        Ok((reduced, StopSignal::elected(votes)))
+        let agreed = Wishes {
+            stop: StopSignal::elected(votes),
+            admit: extras[extra::ADMIT] > 0.0,
+        };
+        Ok((reduced, agreed))
     }
 
     /// Whether any rank's slice or any part of the model shows it; where every rank has whole gradients they all see the same.
@@ -491,15 +503,24 @@ pub(super) struct Before {
     stop: Option<StopSignal>,
     /// Whether the step is the first, whose order of uses is learnt.
     learns: bool,
-    /// The signal that this rank got; read once, so that all shards of a step see the same answer.
-    pub(super) wish: Option<StopSignal>,
+    /// Read once, so that all shards of a step see the same.
+    pub(super) wishes: Option<Wishes>,
+}
+
+/// What a rank wants all ranks to do after a step, or what they agreed on.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wishes {
+    /// To stop, because of this signal.
+    stop: Option<StopSignal>,
+    /// To admit replacements of lost ranks.
+    admit: bool,
 }
 
 /// Where a shard runs, and where its events and gradients go.
 pub(super) struct Seat<'a> {
     pub(super) shard: usize,
-    /// A signal that the shard tells the other ranks.
-    pub(super) wish: Option<StopSignal>,
+    /// What the shard tells the other ranks.
+    pub(super) wishes: Option<Wishes>,
     pub(super) device: &'a Device,
     pub(super) tokens: &'a Tokens,
     pub(super) sink: &'a Arc<dyn GradientSink>,
