@@ -233,6 +233,8 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         let tokenizer = match group {
             None if config.resume => Tokenizer::of_run(config)?,
             None => Tokenizer::of_new_run(config, &documents)?,
+            // The others are beyond this.
+            Some(group) if group.is_joining() => Tokenizer::of_run(config)?,
             Some(group) => {
                 let mut own = None;
                 let text = by_rank_0(group, || {

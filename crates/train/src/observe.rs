@@ -56,8 +56,11 @@ impl Observer {
     /// Starts observing at the same moment on all ranks.
     ///
     /// *Errors*: those of the barrier.
-    pub(crate) fn start(group: &ProcessGroup) -> Result<Self, TrainError> {
-        group.barrier()?;
+    pub(crate) fn start(ddp: &Ddp, group: &ProcessGroup) -> Result<Self, TrainError> {
+        // A new rank begins when the others have admitted it.
+        if !ddp.has_joined() {
+            group.barrier()?;
+        }
         Ok(Self {
             origin: Instant::now(),
             idle: Vec::new(),
@@ -149,10 +152,11 @@ impl Observer {
         Ok(())
     }
 
-    /// Goes on with the ranks that are left. The usage begins anew.
+    /// Goes on with the ranks that are left, or with new ones. Usage and time begin anew.
     pub(crate) fn follow(&mut self, group: &ProcessGroup) {
         self.usage = BusyTime::new(group.world());
-        self.window_start_ns = nanos(self.origin.elapsed());
+        self.origin = Instant::now();
+        self.window_start_ns = 0;
         self.idle.clear();
     }
 

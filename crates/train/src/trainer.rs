@@ -198,9 +198,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
         config: &'a TrainConfig,
         group: ProcessGroup,
-        layout: Layout,
+        mut layout: Layout,
         output: Output,
     ) -> Result<Self, TrainError> {
+        let joins = group.is_joining();
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
@@ -211,14 +212,13 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         device.seed(config.seed);
         let net = task.model(config, &device, &layout)?;
         let checkpoints = open_checkpoints(config, &*task, &group)?;
-        let mut saved = match config.resume {
+        let mut saved = match config.resume && !joins {
             true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
             false => None,
         };
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
-        let batches = sharded_batches(config, task.len(Part::Train), position)?;
+        let mut batches = sharded_batches(config, task.len(Part::Train), position)?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
-        let step = saved.as_ref().map_or(0, Saved::step);
         let options = ddp_options(config, &*task, sum::COUNT);
         let net = match config.strategy {
             Strategy::Model => task.place(net, &devices),
@@ -235,6 +235,17 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 (None, ddp, net)
             }
         };
+        if joins {
+            saved = checkpoints.resume(&mut ddp)?;
+            let position = saved.as_ref().map(Saved::sampler).transpose()?;
+            position.map_or(Ok(()), |position| batches.load_state_dict(position))?;
+            layout.follow(ddp.group());
+        }
+        let group = match joins {
+            true => ddp.group().clone(),
+            false => group,
+        };
+        let step = saved.as_ref().map_or(0, Saved::step);
         let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
@@ -254,7 +265,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
-            observer: Observer::start(&group)?,
+            observer: Observer::start(&ddp, &group)?,
             last_saved: saved.as_ref().map(Saved::step),
             progress,
             epoch_start: Instant::now(),
@@ -349,7 +360,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Loader::new(options, batches, load).map_err(loader_error)
     }
 
-    /// Goes on with the ranks that are left if some were lost. The new rank 0 takes over the files and the console.
+    /// Goes on with the ranks that are left if some were lost, or with new ones. A new rank 0 takes over the files and the console.
     fn follow(&mut self) -> Result<(), TrainError> {
         if self.ddp.group().generation() == self.group.generation() {
             return Ok(());
@@ -451,7 +462,20 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.has_to_save = false;
             self.save(&plan.after)?;
         }
-        Ok(())
+        self.admit(&plan.after)
+    }
+
+    /// Takes in replacements of lost ranks, if there are any.
+    fn admit(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
+        let net = self.net.as_ref().expect("the model is always put back");
+        let (optimizer, progress) = (&self.optimizer, &self.progress);
+        let state = || {
+            Checkpoint::new(net, optimizer)
+                .sampler(sampler)
+                .value(progress)
+        };
+        self.checkpoints.admit(&mut self.ddp, net, state)?;
+        self.follow()
     }
 
     fn reduce(

@@ -65,7 +65,8 @@ fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
     let place = read_place()?;
     let is_restarted = place.restart_count > 0;
     let group = join(place, config.transport.clone(), config.timeout())?;
-    if is_restarted && !config.resume {
+    // A replacement gets its state from the other ranks.
+    if is_restarted && !config.resume && !group.is_joining() {
         let look = || Ok::<_, TrainError>(has_checkpoint(&config.run_dir));
         let found = by_rank_0(&group, look).map_err(|error| failed(None, &error.into()))?;
         config.resume = found.map_err(|error| failed(None, &error))?;
@@ -90,6 +91,11 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     };
     if place.restart_count > 0 {
         given.resume_own_run();
+    }
+    if place.replacement > 0 {
+        let why = "a rank of `paceline train` under another launcher cannot be replaced: rank 0 alone knows the run directory";
+        let hint = "start the job with `paceline train --nproc-per-node N --recovery live`";
+        return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
     }
     let cores = place.cores() / place.local_world;
     let (transport, timeout) = given.joining();

@@ -1,4 +1,4 @@
-//! Ranks are lost, the others go on, and the weights end with the same bits.
+//! Ranks are lost, the others go on and admit replacements, and the weights end with the same bits.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,6 +12,8 @@ use super::support::{LIMIT, Running, metrics, paceline, start, steps};
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
 const LIVE: &str = "--nproc-per-node 4 --recovery live --timeout-seconds 3";
 const STEPS: u64 = 270;
+/// Has the job run for long enough that replacements join, with the same steps.
+const LONG: &str = "--evaluate-every 1";
 
 fn undisturbed(folder: &Path) -> String {
     let line = format!("train --run-dir whole {JOB} --nproc-per-node 1");
@@ -108,6 +110,42 @@ fn ranks_may_be_lost_at_any_moment() {
         let case = format!("rank {lost} after {micros} us");
         assert_whole(folder.path(), job, &["3 ranks go on"], &hash, &case);
     }
+}
+
+/// What the launcher says of a replacement that the others have admitted.
+const JOINS: &str = " joins as a replacement; ";
+
+#[test]
+fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    for transport in ["shm", "tcp"] {
+        for lost in [&[2][..], &[0], &[0, 3], &[0, 1, 2]] {
+            let folder = tempdir().expect("a folder");
+            let more = format!("--transport {transport} --max-restarts 3 {LONG}");
+            let job = training(folder.path(), &more);
+            lose(&job, lost, Signal::KILL);
+            job.has_complained_of(JOINS, lost.len());
+            let case = format!("{transport} {lost:?}");
+            let says = ["SIGKILL", "; 4 ranks go on"];
+            assert_whole(folder.path(), job, &says, &hash, &case);
+        }
+    }
+}
+
+#[test]
+fn replacements_are_lost_too_until_no_restart_is_left() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let job = training(folder.path(), &format!("--max-restarts 2 {LONG}"));
+    for joined in 1..=2 {
+        lose(&job, &[1], Signal::KILL);
+        job.has_complained_of(JOINS, joined);
+    }
+    // Rank 0 too: the ones that were replaced go on.
+    lose(&job, &[0, 1], Signal::KILL);
+    let says = ["; 2 ranks go on, no restart is left for a replacement"];
+    assert_whole(folder.path(), job, &says, &hash, "three times");
 }
 
 #[test]

@@ -176,6 +176,16 @@ impl Running {
         }
     }
 
+    /// Waits until standard error has so many lines with `part`.
+    pub(crate) fn has_complained_of(&self, part: &str, lines: usize) {
+        let found =
+            |text: &str, _| text.lines().filter(|line| line.contains(part)).count() >= lines;
+        if self.err.wait_until(LIMIT, found).is_none() {
+            let err = &self.err.lock().0;
+            panic!("fewer than {lines} lines with {part:?} within {LIMIT:?}:\n{err}");
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal)
             .expect("the command runs");

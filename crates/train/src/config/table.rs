@@ -356,7 +356,7 @@ settings! {
         "Newest checkpoints to keep")
         .or("3").local();
     max_restarts: u32 = row(RUN, Kind::Count { min: 0, max: 10_000 },
-        "Number of restarts of a failed job from its newest checkpoint")
+        "Number of restarts of a failed job from its newest checkpoint, and of replacements of lost ranks with --recovery live")
         .or("0").local().needs(Need::Launcher);
     recovery: Recovery = row(RUN, Kind::Word(&["live", "restart", "none"]),
         "When a rank is lost: live has the others go on (replicas on the CPU of one node; else as restart), \
