@@ -13,6 +13,7 @@
 
 pub mod about;
 mod bench;
+pub mod chaos;
 pub mod compare;
 pub mod doctor;
 pub mod exit;
@@ -31,6 +32,7 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 
 use bench::BenchArgs;
+use chaos::ChaosArgs;
 use compare::CompareArgs;
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
@@ -47,6 +49,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Time a program on several numbers of ranks.
     Compare(Box<CompareArgs>),
+    /// Disturb a job and see whether it survives.
+    Chaos(Box<ChaosArgs>),
     /// Hand a job to a scheduler.
     Submit(Box<SubmitArgs>),
     /// Check for problems before a job, or explain a failed one.
@@ -117,6 +121,7 @@ pub fn commands() -> Vec<clap::Command> {
     vec![
         run::command().mut_args(variables::read),
         compare::command(),
+        chaos::command(),
         submit::command(),
         doctor::command(),
         gpu::command(),
@@ -144,6 +149,7 @@ impl Command {
                 (None, "run") => run::read(matches).map(|args| Self::Run(Box::new(args))),
                 (None, _) => compare::read(matches).map(|args| Self::Compare(Box::new(args))),
             }),
+            "chaos" => Some(chaos::read(matches).map(|args| Self::Chaos(Box::new(args)))),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
             "bench" => Some(bench::read(matches).map(|args| Self::Bench(Box::new(args)))),
@@ -160,6 +166,7 @@ impl Command {
         match self {
             Self::Run(args) => run::start(args),
             Self::Compare(args) => compare::compare(args),
+            Self::Chaos(args) => chaos::chaos(args),
             Self::Submit(args) => submit::submit(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Gpu(args) => gpu::run(args),

@@ -38,6 +38,7 @@ compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent deat
 mod binding;
 mod cluster;
 mod command;
+mod contained;
 mod devices;
 mod elastic;
 mod error;
@@ -72,6 +73,7 @@ use paceline_rendezvous::process::Stat;
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
 pub use cluster::is_job_at;
 pub use command::find as find_program;
+pub use contained::Contained;
 pub use error::LaunchError;
 pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};
 pub use output::{

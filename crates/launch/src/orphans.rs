@@ -102,7 +102,8 @@ impl Orphans {
         }
     }
 
-    fn found(&self) -> Vec<u32> {
+    /// The children of this process that are not the caller's own.
+    pub(crate) fn found(&self) -> Vec<u32> {
         let children = process::children().unwrap_or_default();
         let is_ours = |pid: &u32| {
             Stat::read(*pid).is_some_and(|stat| !self.not_ours.contains(&(*pid, stat.started)))

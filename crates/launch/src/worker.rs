@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use paceline_rendezvous::page::{self, JobPage};
@@ -71,8 +71,6 @@ impl Worker {
         cpus: Option<CpuSet>,
         stdin: Input,
     ) -> io::Result<(Self, Pipes)> {
-        let launcher = rustix::process::getpid();
-        let page_fd = page.raw_fd();
         command
             .stdin(match stdin {
                 Input::Null => Stdio::null(),
@@ -80,6 +78,35 @@ impl Worker {
             })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        let (worker, mut child) = Self::lead(command, Some(page), cpus)?;
+        match child.stdout.take().zip(child.stderr.take()) {
+            Some((out, err)) => {
+                let is_interactive = stdin == Input::Terminal;
+                Ok((
+                    worker,
+                    Pipes {
+                        out,
+                        err,
+                        is_interactive,
+                    },
+                ))
+            }
+            None => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+
+    /// The same with the standard streams that `command` has, and without a page if there is none.
+    pub(crate) fn lead(
+        command: &mut Command,
+        page: Option<&JobPage>,
+        cpus: Option<CpuSet>,
+    ) -> io::Result<(Self, Child)> {
+        let launcher = rustix::process::getpid();
+        let page_fd = page.and_then(JobPage::raw_fd);
         let prepare = move || {
             rustix::process::setsid()?;
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -91,31 +118,20 @@ impl Worker {
                 rustix::thread::sched_setaffinity(None, cpus)?;
             }
             match page_fd {
-                // SAFETY: the page is borrowed for the whole of `spawn`, in which this runs, and keeps it open.
+                // SAFETY: the page is borrowed for the whole of `lead`, in which this runs, and keeps it open.
                 Some(fd) => page::allow_inherit(unsafe { BorrowedFd::borrow_raw(fd) }),
                 None => Ok(()),
             }
         };
         // SAFETY: `prepare` makes plain system calls: no allocation and no lock.
         let mut child = unsafe { command.pre_exec(prepare) }.spawn()?;
-        let pipes = child
-            .stdout
-            .take()
-            .zip(child.stderr.take())
-            .map(|(out, err)| Pipes {
-                out,
-                err,
-                is_interactive: stdin == Input::Terminal,
-            });
         // The child is unreaped, so its pid is still its own.
-        match (Self::adopt(child.id()), pipes) {
-            (Ok(worker), Some(pipes)) => Ok((worker, pipes)),
-            (worker, _) => {
+        match Self::adopt(child.id()) {
+            Ok(worker) => Ok((worker, child)),
+            Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(worker
-                    .err()
-                    .unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()))
+                Err(error)
             }
         }
     }

@@ -70,6 +70,8 @@ pub struct RunningJob {
     pub world: Option<usize>,
     /// How often it was started again.
     pub restarts: u32,
+    /// The newest generation that its ranks have begun: it grows when ranks are lost and the others go on.
+    pub generation: u32,
     /// The signal because of which its ranks were asked to stop.
     pub stopping: Option<i32>,
     /// Why it is over, once it is.
@@ -115,9 +117,19 @@ impl Running {
     /// *Cost*: some 2 us for every descriptor of every process of this user while it searches, which it does for at most a
     /// 50th of the time; a few microseconds for each rank otherwise.
     pub fn look(&mut self, now: Instant) -> Vec<RunningJob> {
+        let proc = self.proc.clone();
+        let all = move || {
+            let numbers = numbers(&proc, PROCESSES_MAX).into_iter();
+            numbers.filter_map(|pid| pid.try_into().ok()).collect()
+        };
+        self.look_among(now, all)
+    }
+
+    /// The same for the jobs of some processes only. `pids` says which, whenever it searches.
+    pub fn look_among(&mut self, now: Instant, pids: impl FnOnce() -> Vec<u32>) -> Vec<RunningJob> {
         if self.search_again_at.is_none_or(|at| now >= at) {
             let began = Instant::now();
-            self.search();
+            self.search(&pids());
             self.search_again_at = Some(now + began.elapsed() * SEARCH_SHARE);
         }
         for known in &mut self.pages {
@@ -127,13 +139,10 @@ impl Running {
         current(self.pages.iter().filter_map(Known::job).collect())
     }
 
-    /// Finds the holders of each page now.
-    fn search(&mut self) {
+    /// Finds the holders of each page among these processes now.
+    fn search(&mut self, pids: &[u32]) {
         let mut held: HashMap<(u64, u64), Vec<(u32, i32)>> = HashMap::new();
-        for pid in numbers(&self.proc, PROCESSES_MAX) {
-            let Ok(pid) = u32::try_from(pid) else {
-                continue;
-            };
+        for &pid in pids {
             let folder = self.proc.join(format!("{pid}/fd"));
             for fd in numbers(&folder, DESCRIPTORS_MAX) {
                 let link = folder.join(fd.to_string());
@@ -153,9 +162,12 @@ impl Running {
             let before = std::mem::take(&mut known.holders);
             let mut before: HashMap<u32, Process> =
                 before.into_iter().map(|p| (p.pid, p)).collect();
-            // A process's command line and first environment do not change, and need not be read again.
+            // A process's command line and first environment do not change, and need not be read again once it is known
+            // to be a rank. Before that, it may have been seen between its fork and its program.
             let process = |(pid, fd)| match before.remove(&pid) {
-                Some(process) if process.lives(proc) => Some(process),
+                Some(process) if process.local_rank.is_some() && process.lives(proc) => {
+                    Some(process)
+                }
                 _ => Process::read(proc, pid, fd),
             };
             let held = held.remove(&known.identity).unwrap_or_default();
@@ -221,6 +233,7 @@ impl Known {
             command,
             world: told.and_then(|process| process.world),
             restarts: told.map_or(0, |process| process.restarts),
+            generation: self.page.begun_generation(),
             stopping: self.page.stop_requested(),
             revocation: is_over.then(|| self.page.0.header().read_cause()),
             ranks: ranks.into_iter().map(|(rank, _)| rank).collect(),

@@ -140,6 +140,7 @@ mod tests {
             command: "train".to_owned(),
             world: None,
             restarts: 0,
+            generation: 0,
             stopping: None,
             revocation: None,
             ranks: Vec::new(),

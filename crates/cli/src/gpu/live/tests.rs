@@ -99,6 +99,7 @@ pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> 
             command: "python train.py --lr 0.1".to_owned(),
             world: Some(ranks),
             restarts: 0,
+            generation: 0,
             stopping: None,
             revocation: None,
             ranks: (0..ranks).map(rank).collect(),

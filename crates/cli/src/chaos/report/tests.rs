@@ -1,0 +1,126 @@
+use super::*;
+
+fn row(at_s: f64, fault: &str, fate: Option<Fate>, recovery_s: Option<f64>) -> Row {
+    Row {
+        at_s,
+        fault: fault.to_owned(),
+        rank: (fault != "agent").then_some(2),
+        pid: 7,
+        held_s: (fault == "stop").then_some(0.5),
+        fate,
+        recovery_s,
+        ranks: 3,
+    }
+}
+
+fn evidence(value: Option<&str>) -> Vec<Evidence> {
+    vec![Evidence {
+        name: "line".to_owned(),
+        value: value.map(str::to_owned),
+    }]
+}
+
+fn report() -> Report {
+    Report {
+        paceline_chaos: VERSION,
+        program: "x".to_owned(),
+        seed: 7,
+        faults: 4,
+        took_s: 12.3456,
+        reference_took_s: None,
+        dealt: vec![
+            row(0.25, "kill", Some(Fate::WentOn), Some(0.012)),
+            row(1.5, "stop", Some(Fate::Continued), Some(0.51)),
+            row(2.0, "kill", Some(Fate::WentOn), Some(0.03)),
+            row(3.0, "agent", None, None),
+        ],
+        missed: Vec::new(),
+        ended: "exited with code 0".to_owned(),
+        has_hung: false,
+        saw_ranks: true,
+        left_behind: Vec::new(),
+        compared: None,
+        survived: true,
+        folder: "/logs".to_owned(),
+    }
+}
+
+#[test]
+fn a_report_has_a_row_for_each_fault_and_sentences_below() {
+    let expect = "
+     at  fault  rank      for     the job          recovery  ranks
+ 250 ms  kill   2         -       went on without it  12 ms     3
+";
+    let text = report().text();
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<String> = text.lines().map(words).collect();
+    let expect: Vec<String> = expect.trim().lines().map(words).collect();
+    assert_eq!(lines[..2], expect);
+    assert_eq!(lines[4], "3.00 s agent launcher - - - 3");
+    for says in [
+        "faults        4 of 4 dealt, by the plan of seed 7\n",
+        "went on without it 2 times (median 12 ms, most 30 ms); continued 1 time (median 510 ms, most 510 ms)\n",
+        "job           exited with code 0 after 12.35 s\n",
+        "left behind   no process, no shared memory\n",
+        "same bits     not compared: there was no --reference\n",
+        "survived      yes\n",
+    ] {
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn what_was_not_as_it_should_be_is_said() {
+    let mut report = report();
+    report.missed = [
+        "too few ranks were left",
+        "the job ended before",
+        "too few ranks were left",
+    ]
+    .map(|why| Missed {
+        fault: "kill".to_owned(),
+        why,
+    })
+    .into();
+    report.has_hung = true;
+    report.left_behind = vec!["process 7 (sleep)".to_owned()];
+    report.survived = false;
+    for (reference, result, says) in [
+        (Some("a"), Some("a"), "yes (a)"),
+        (Some("a"), Some("b"), "no: expected a, got b"),
+        (Some("a"), None, "no: expected a, got nothing"),
+        (
+            None,
+            Some("b"),
+            "unknown: the undisturbed run left no line; see --compare and --same",
+        ),
+    ] {
+        let (reference, result) = (evidence(reference), evidence(result));
+        report.compared = Some(Compared {
+            same_bits: super::super::evidence::is_same(&reference, &result),
+            reference,
+            result,
+        });
+        let text = report.text();
+        assert!(text.contains(&format!("same bits     {says}\n")), "{text}");
+    }
+    let text = report.text();
+    for says in [
+        "; 1 not, because the job ended before; 2 not, because too few ranks were left\n",
+        "job           hung, and was ended: it exited with code 0 after",
+        "left behind   process 7 (sleep)\n",
+        "survived      no\n",
+    ] {
+        assert!(text.contains(says), "{text}");
+    }
+}
+
+#[test]
+fn json_has_every_fault() {
+    let json: serde_json::Value = serde_json::from_str(&report().json()).expect("JSON");
+    assert_eq!(json["paceline_chaos"], VERSION);
+    assert_eq!(json["dealt"][0]["fate"], "went_on");
+    assert_eq!(json["dealt"][0]["recovery_s"], 0.012);
+    assert_eq!(json["dealt"][3]["rank"], serde_json::Value::Null);
+    assert_eq!(json["survived"], true);
+}

@@ -1,0 +1,293 @@
+//! What the job is at one moment: which ranks and launchers live and how far each rank is, whom a fault can hit, and what
+//! became of an earlier fault. Pure functions of what the job pages say.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use paceline_rendezvous::page::{Phase, RunningJob, RunningRank};
+
+use super::plan::{Fault, Strike};
+
+/// Which page, as [`RunningJob::page`] has it.
+pub(super) type Page = (u64, u64);
+
+/// A living rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rank {
+    pub(super) page: Page,
+    /// Its place on the page.
+    pub(super) slot: usize,
+    /// Its number in the job, which it was started with.
+    pub(super) rank: usize,
+    pub(super) pid: u32,
+    /// Steps done, as far as the page ever said; `None` if it said nothing.
+    pub(super) done: Option<u64>,
+    /// Whether it is about to leave.
+    pub(super) has_finished: bool,
+}
+
+/// The job at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Scene {
+    pub(super) ranks: Vec<Rank>,
+    /// The launchers of the pages on which ranks live.
+    pub(super) launchers: Vec<u32>,
+    /// The newest generation of each page.
+    pub(super) generations: Vec<(Page, u32)>,
+}
+
+/// Makes scenes, and remembers how far each rank was: one that looks for the others does not say.
+#[derive(Debug, Default)]
+pub(super) struct Eyes(HashMap<(Page, usize, u32), u64>);
+
+impl Eyes {
+    pub(super) fn see(&mut self, jobs: &[RunningJob]) -> Scene {
+        let mut scene = Scene::default();
+        for job in jobs {
+            for (slot, rank) in job.ranks.iter().enumerate() {
+                let Some(pid) = rank.pid else { continue };
+                let key = (job.page, slot, pid);
+                if let Some(done) = steps_done(rank) {
+                    let most = self.0.entry(key).or_default();
+                    *most = done.max(*most);
+                }
+                let phase = rank.activity.map(|(activity, _)| activity.phase);
+                scene.ranks.push(Rank {
+                    page: job.page,
+                    slot,
+                    rank: rank.rank.unwrap_or(slot),
+                    pid,
+                    done: self.0.get(&key).copied(),
+                    has_finished: phase == Some(Phase::Finished),
+                });
+            }
+            if job.ranks.iter().any(|rank| rank.pid.is_some()) {
+                scene.launchers.extend(job.launcher);
+            }
+            scene.generations.push((job.page, job.generation));
+        }
+        scene.ranks.sort_by_key(|rank| (rank.rank, rank.page));
+        scene
+    }
+}
+
+/// Steps that a rank has done, if it says so.
+fn steps_done(rank: &RunningRank) -> Option<u64> {
+    let (activity, _) = rank.activity?;
+    match activity.phase {
+        Phase::Starting | Phase::Rendezvous | Phase::Finished => None,
+        Phase::BetweenSteps => Some(activity.step + 1),
+        _ => Some(activity.step),
+    }
+}
+
+/// What a fault hits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Rank(Rank),
+    /// A launcher's process.
+    Launcher(u32),
+}
+
+impl Target {
+    pub(super) fn pid(&self) -> u32 {
+        match self {
+            Self::Rank(rank) => rank.pid,
+            Self::Launcher(pid) => *pid,
+        }
+    }
+
+    pub(super) fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Rank(rank) => Some(rank.rank),
+            Self::Launcher(_) => None,
+        }
+    }
+}
+
+/// Why a fault has no target yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    NoRank,
+    TooFew,
+    OneLauncher,
+}
+
+impl Wait {
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::NoRank => "no rank was running",
+            Self::TooFew => "too few ranks were left",
+            Self::OneLauncher => "there was only one launcher",
+        }
+    }
+}
+
+/// The target of a fault. `held` are processes that are stopped or slow, which get no second fault; a deadly fault leaves
+/// more than `spared` ranks to others.
+pub(super) fn target(
+    strike: &Strike,
+    scene: &Scene,
+    held: &[u32],
+    spared: usize,
+) -> Result<Target, Wait> {
+    let free: Vec<&Rank> = (scene.ranks.iter())
+        .filter(|rank| !rank.has_finished && !held.contains(&rank.pid))
+        .collect();
+    let pick = |count: usize| (strike.pick % count as u64) as usize;
+    if free.is_empty() {
+        return Err(Wait::NoRank);
+    }
+    if strike.fault.is_deadly() && free.len() <= spared {
+        return Err(Wait::TooFew);
+    }
+    if strike.fault != Fault::Agent {
+        return Ok(Target::Rank(free[pick(free.len())].clone()));
+    }
+    match scene.launchers.as_slice() {
+        [] | [_] => Err(Wait::OneLauncher),
+        launchers => Ok(Target::Launcher(launchers[pick(launchers.len())])),
+    }
+}
+
+/// What became of the job after a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Fate {
+    /// The same ranks continue.
+    Continued,
+    /// The ranks that are left formed the next generation.
+    WentOn,
+    /// Ranks were started again.
+    Restarted,
+    /// The job ended before it made progress again: well.
+    Finished,
+    /// The same: not well.
+    Failed,
+}
+
+impl Fate {
+    pub(super) fn words(self) -> &'static str {
+        match self {
+            Self::Continued => "continued",
+            Self::WentOn => "went on without it",
+            Self::Restarted => "started again",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Follows a job after a fault until it makes progress again.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// The process that was hit.
+    pid: u32,
+    /// The ranks that there were.
+    ranks: Vec<u32>,
+    fault: Fault,
+    /// The pages that there were, and their generations.
+    before: Vec<(Page, u32)>,
+    /// The newest generation and the steps done by the furthest rank when it was first seen.
+    mark: (u32, Option<u64>),
+    /// Steps done when a rank on a new page was first seen.
+    first: HashMap<(Page, usize), u64>,
+}
+
+impl Watch {
+    /// From the moment of the fault on. `has_steps` says that the job reports its steps, even if it has not begun.
+    pub(super) fn new(scene: &Scene, target: &Target, fault: Fault, has_steps: bool) -> Self {
+        let furthest = scene.furthest().or(has_steps.then_some(0));
+        Self {
+            pid: target.pid(),
+            ranks: scene.ranks.iter().map(|rank| rank.pid).collect(),
+            fault,
+            before: scene.generations.clone(),
+            mark: (scene.generation(), furthest),
+            first: HashMap::new(),
+        }
+    }
+
+    /// What became of the job, once all its ranks have done a step since the fault. `is_held` says that the process that was
+    /// hit is still stopped or slow. For programs that do not report steps, the answer comes when there are ranks again.
+    pub(super) fn fate(&mut self, scene: &Scene, is_held: bool) -> Option<Fate> {
+        let knows = |page: Page| self.before.iter().any(|(known, _)| *known == page);
+        let (old, new): (Vec<&Rank>, Vec<&Rank>) =
+            scene.ranks.iter().partition(|rank| knows(rank.page));
+        if !new.is_empty() {
+            let mut steps = |rank: &&Rank| match rank.done {
+                Some(done) => {
+                    let first = self.first.entry((rank.page, rank.slot)).or_insert(done);
+                    done > *first
+                }
+                None => self.mark.1.is_none(),
+            };
+            // Every rank is noted, so no short cut.
+            let stepped = new.iter().filter(|rank| steps(rank)).count();
+            return (stepped == new.len() && old.is_empty()).then_some(Fate::Restarted);
+        }
+        let generation = scene.generation();
+        if generation > self.mark.0 {
+            // A rank may have done the interrupted step before it lost the others.
+            self.mark = (generation, scene.furthest().or(self.mark.1));
+        }
+        let is_newer = self.before.iter().all(|(_, before)| generation > *before);
+        // A process that was killed lives a moment longer.
+        let is_hit = |rank: &&Rank| rank.pid == self.pid;
+        let lives = !self.fault.is_deadly() && old.iter().any(is_hit);
+        let went_on = is_newer && !old.iter().any(is_hit);
+        if old.is_empty() || is_held || !(lives || went_on) {
+            return None;
+        }
+        let (fate, margin) = match went_on {
+            true => (Fate::WentOn, 0),
+            // A broken connection may show in the next step only.
+            false => (Fate::Continued, u64::from(self.fault == Fault::Cut)),
+        };
+        let stepped = match self.mark.1 {
+            // Those that have come since may still be joining.
+            Some(before) => (old.iter())
+                .filter(|rank| self.ranks.contains(&rank.pid))
+                .all(|rank| rank.done > Some(before + margin)),
+            None => true,
+        };
+        stepped.then_some(fate)
+    }
+}
+
+impl Scene {
+    fn generation(&self) -> u32 {
+        let numbers = self.generations.iter().map(|(_, number)| *number);
+        numbers.max().unwrap_or(0)
+    }
+
+    /// Steps done by the furthest rank.
+    pub(super) fn furthest(&self) -> Option<u64> {
+        self.ranks.iter().filter_map(|rank| rank.done).max()
+    }
+}
+
+/// How far a run is: the share of it that is over.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Extent {
+    /// The undisturbed run did so many steps, one in this time.
+    Steps(u64, Duration),
+    /// It is expected to take so long.
+    Time(Duration),
+}
+
+impl Extent {
+    /// The steps that have to be done at a share of the run, and the time since the last of them or since the start.
+    pub(super) fn place(self, share: f64) -> (u64, Duration) {
+        match self {
+            Self::Steps(total, step) => {
+                let place = share * total as f64;
+                (place as u64, step.mul_f64(place.fract()))
+            }
+            Self::Time(total) => (0, total.mul_f64(share)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
