@@ -5,91 +5,27 @@
 //! they are siblings in the shard tree. After the last shard, the stack holds exactly the blocks that the collective needs to
 //! continue the same tree across ranks.
 
+mod landed;
+mod travel;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_collective::{AllReduce, ProcessGroup, ReduceOp, Tree};
+use paceline_collective::{ProcessGroup, Tree};
 
-use super::compress::{self, Compressor, Leaf as ShardLeaf, Own};
-use super::sent::{Memory, Sent};
+use super::compress::{self, Compressor, Leaf as ShardLeaf};
+use super::sent::Memory;
 use super::{Event, Kept, Setup};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
-use crate::plan::{Bucket, BucketPlan};
+use crate::plan::BucketPlan;
 use crate::timeline::BucketTiming;
 use crate::zero::{Shares, ZeroStage};
+pub(super) use landed::{Arrived, Flight, Landed};
 
 /// Buckets that are on their way to the other ranks while the next is filled, if their memory is pooled. Two were no faster.
 pub(crate) const IN_FLIGHT: usize = 1;
-
-/// The sums of one bucket over all shards, still to be divided by `weight`.
-pub(super) struct Arrived<'a> {
-    bucket: &'a Bucket,
-    /// The first block of the bucket, reduced, or a part of it.
-    values: &'a [f32],
-    /// Offset of the part in the block.
-    start: usize,
-    weight: f32,
-}
-
-impl<'a> Arrived<'a> {
-    /// `known` is the weight if the bucket's own copy was rounded or is on another rank.
-    pub(super) fn new(bucket: &'a Bucket, landed: &'a Landed, known: Option<f32>) -> Self {
-        let (values, start) = match landed {
-            Landed::Whole(memory) => (&memory.blocks[..bucket.stride], 0),
-            Landed::Slice(values, start) => (&values[..], *start),
-            Landed::Own(values, _) => (&values[..], 0),
-        };
-        let known = match landed {
-            Landed::Own(_, own) => Some(own.weight),
-            _ => known,
-        };
-        Self {
-            bucket,
-            values,
-            start,
-            weight: known.unwrap_or_else(|| values[bucket.weight]),
-        }
-    }
-
-    /// Sum of the shards' weights.
-    pub(super) fn weight(&self) -> f32 {
-        self.weight
-    }
-
-    /// The whole block, or the part of it.
-    pub(super) fn values(&self) -> &[f32] {
-        self.values
-    }
-
-    /// The sums that travel with the bucket.
-    pub(super) fn extras(&self) -> Vec<f32> {
-        self.values[self.bucket.extras.clone()].to_vec()
-    }
-
-    /// Whether any shard on any rank used the segment at `position` and any had a sample: a step without samples changes
-    /// nothing.
-    pub(super) fn used(&self, position: usize) -> bool {
-        self.values[self.bucket.flags + position] > 0.0 && self.weight() != 0.0
-    }
-
-    /// The segment at `position`, divided by the weight.
-    pub(super) fn mean(&self, position: usize) -> Vec<f32> {
-        self.mean_of(position, 0..self.bucket.segments[position].len)
-    }
-
-    /// Some elements of the segment at `position`, divided by the weight.
-    pub(super) fn mean_of(&self, position: usize, range: Range<usize>) -> Vec<f32> {
-        let offset = self.bucket.segments[position].offset;
-        let weight = self.weight();
-        let first = offset + range.start - self.start;
-        self.values[first..first + range.len()]
-            .iter()
-            .map(|sum| sum / weight)
-            .collect()
-    }
-}
 
 /// The buckets of one rank, from the first shard of a step to the last.
 pub(super) struct Blocks {
@@ -125,60 +61,6 @@ struct Live {
     open: usize,
     sealed: bool,
     ready: Option<Instant>,
-}
-
-/// A bucket back from the other ranks.
-pub(super) enum Landed {
-    /// In front of its memory.
-    Whole(Memory),
-    /// This rank's slice, and its offset in the block.
-    Slice(Vec<f32>, usize),
-    /// The sums over this rank's shards.
-    Own(Vec<f32>, Own),
-}
-
-impl Landed {
-    /// Whether this rank's optimizer gets a gradient of the segment at `position`, which some rank used.
-    pub(super) fn concerns(&self, position: usize) -> bool {
-        match self {
-            Self::Own(_, own) => own.weight != 0.0 && own.used[position],
-            Self::Whole(_) | Self::Slice(..) => true,
-        }
-    }
-}
-
-/// A bucket on its way to the other ranks.
-pub(super) struct Flight {
-    sent: Sent,
-    /// The reported number of the bucket.
-    bucket: usize,
-    stride: usize,
-    /// The collective.
-    operation: &'static str,
-    /// When it was complete on this rank.
-    ready: Instant,
-}
-
-impl Flight {
-    /// Waits for the sum, which then lies in front of the memory.
-    pub(super) fn land(self) -> Result<(Memory, BucketTiming), DdpError> {
-        let bytes = self.stride * self.sent.bytes_each();
-        let wait_start = Instant::now();
-        let (memory, done) = self.sent.wait(self.stride)?;
-        let timing = BucketTiming {
-            bucket: self.bucket,
-            bytes,
-            operation: self.operation,
-            ready: self.ready,
-            submitted: done.submitted,
-            started: done.started,
-            peers_ready: done.peers_ready,
-            finished: done.finished,
-            waited: (wait_start, Instant::now()),
-            device: None,
-        };
-        Ok((memory, timing))
-    }
 }
 
 /// Memory that the gradient buckets take turns in.
@@ -359,98 +241,9 @@ impl Blocks {
         }
     }
 
-    /// The number of buckets sent in this step.
-    pub(super) fn launched(&self) -> usize {
-        self.next
-    }
-
-    /// A bucket that was sent whole. Its caller waits for it without a lock on all others.
-    pub(super) fn take(&mut self, bucket: usize) -> Result<Flight, DdpError> {
-        self.failed.take().map_or(Ok(()), Err)?;
-        let flight = self.live[bucket].flight.take();
-        Ok(flight.expect("every bucket is launched when the last shard ends"))
-    }
-
-    /// This rank's slice of a bucket that was sent.
-    pub(super) fn take_own(&mut self, bucket: usize) -> Result<(Landed, BucketTiming), DdpError> {
-        self.reap(bucket)?;
-        let own = self.live[bucket].own.take();
-        Ok(own.expect("a bucket that was reaped has left a slice"))
-    }
-
-    /// Starts the second exchange of compressed buckets, once all have been sent.
-    pub(super) fn resend(&mut self) -> Result<(), DdpError> {
-        self.failed.take().map_or(Ok(()), Err)?;
-        let buckets = 0..self.plan.tail();
-        for bucket in buckets {
-            if let Some(compressor) = &mut self.compressor {
-                compressor.resend(bucket)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A compressed bucket.
-    pub(super) fn receive(&mut self, bucket: usize) -> Result<(Landed, BucketTiming), DdpError> {
-        let wait_start = Instant::now();
-        let compressor = self.compressor.as_mut();
-        let received = compressor
-            .expect("the bucket is compressed")
-            .receive(bucket)?;
-        let ready = self.live[bucket].ready.take().unwrap_or(wait_start);
-        let timing = received.timing;
-        let times = timing.map(|[first, last]| {
-            [
-                first.submitted,
-                first.started,
-                first.peers_ready,
-                last.finished,
-            ]
-        });
-        let [submitted, started, peers_ready, finished] = times.unwrap_or([ready; 4]);
-        let timing = BucketTiming {
-            bucket: self.first + bucket,
-            bytes: received.bytes,
-            operation: "exchange",
-            ready,
-            submitted,
-            started,
-            peers_ready,
-            finished,
-            waited: (wait_start, Instant::now()),
-            device: None,
-        };
-        let landed = match received.own {
-            Some(own) => Landed::Own(received.values, own),
-            None => Landed::Slice(received.values, 0),
-        };
-        Ok((landed, timing))
-    }
-
     /// See [`Compressor::kept`].
     pub(super) fn kept(&mut self, kept: Kept, index: usize) -> Option<&mut [f32]> {
         self.compressor.as_mut()?.kept(kept, index)
-    }
-
-    /// Waits for a bucket, keeps this rank's slice of it, and gives its memory back.
-    fn reap(&mut self, bucket: usize) -> Result<(), DdpError> {
-        if self.live[bucket].own.is_some() {
-            return Ok(());
-        }
-        let (memory, timing) = self.take(bucket)?.land()?;
-        let shares = self.shares.as_ref().expect("only slices are reaped");
-        let own = shares.span(bucket, self.group.rank());
-        let slice = Landed::Slice(memory.blocks[own.clone()].to_vec(), own.start);
-        self.live[bucket].own = Some((slice, timing));
-        self.give_back(bucket, memory);
-        Ok(())
-    }
-
-    /// Lends a bucket's memory between two steps.
-    pub(super) fn lend(&mut self, bucket: usize) -> Result<Memory, DdpError> {
-        self.hold(bucket)?;
-        let memory = self.live[bucket].memory.take();
-        Ok(memory.expect("a bucket has its memory between two steps"))
     }
 
     /// Makes sure that a bucket has memory.
@@ -477,14 +270,6 @@ impl Blocks {
     /// The step that has just ended.
     pub(super) fn step(&self) -> u64 {
         self.step
-    }
-
-    /// Takes a bucket's memory back for the next step.
-    pub(super) fn give_back(&mut self, bucket: usize, memory: Memory) {
-        match &mut self.pool {
-            Some(pool) if bucket != self.plan.tail() => pool.0.push(memory),
-            _ => self.live[bucket].memory = Some(memory),
-        }
     }
 
     fn begin_shard(&mut self, shard: usize) {
@@ -605,52 +390,6 @@ impl Blocks {
         if leaf.last {
             live.ready = Some(Instant::now());
             self.launch_ready();
-        }
-    }
-
-    fn launch_ready(&mut self) {
-        let end = self.live.len().min(self.open.unwrap_or(usize::MAX));
-        while self.failed.is_none() && self.next < end && self.live[self.next].sealed {
-            #[cfg(test)]
-            crate::recovery::faults::before_send(self.step, self.next, &self.group);
-            if self.is_compressed(self.next) {
-                let sent = self.compressor.as_mut().map(|all| all.send(self.next));
-                self.failed = sent.and_then(|sent| sent.err().map(DdpError::from));
-                self.next += 1;
-                continue;
-            }
-            let live = &mut self.live[self.next];
-            let Some(memory) = live.memory.take() else {
-                return;
-            };
-            let stride = self.plan.buckets[self.next].stride;
-            let call = AllReduce {
-                op: ReduceOp::Sum,
-                tree: Some(self.tree.clone()),
-                len: stride,
-                bucket: Some((self.first + self.next) as u32),
-                step: self.step,
-            };
-            let len = stride * self.tree.blocks(self.group.rank()).len();
-            let shares = self
-                .shares
-                .as_ref()
-                .filter(|_| self.next < self.plan.tail());
-            let counts = shares.map(|shares| shares.counts(self.next).clone());
-            live.flight = Some(Flight {
-                operation: match &counts {
-                    Some(_) => "reduce_scatter",
-                    None => "all_reduce",
-                },
-                sent: memory.send(&self.group, call, counts, len),
-                bucket: self.first + self.next,
-                stride,
-                ready: live.ready.take().unwrap_or_else(Instant::now),
-            });
-            self.next += 1;
-            if let (Some(_), Some(oldest)) = (&self.pool, self.next.checked_sub(IN_FLIGHT + 1)) {
-                self.failed = self.reap(oldest).err();
-            }
         }
     }
 

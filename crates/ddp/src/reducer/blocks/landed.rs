@@ -1,0 +1,136 @@
+//! Buckets on their way to the other ranks and back: `Flight`, `Landed`, and `Arrived`, the view of what came.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::super::compress::Own;
+use super::super::sent::{Memory, Sent};
+use crate::error::DdpError;
+use crate::plan::Bucket;
+use crate::timeline::BucketTiming;
+
+/// A bucket back from the other ranks.
+pub(in crate::reducer) enum Landed {
+    /// In front of its memory.
+    Whole(Memory),
+    /// This rank's slice, and its offset in the block.
+    Slice(Vec<f32>, usize),
+    /// The sums over this rank's shards.
+    Own(Vec<f32>, Own),
+}
+
+impl Landed {
+    /// Whether this rank's optimizer gets a gradient of the segment at `position`, which some rank used.
+    pub(in crate::reducer) fn concerns(&self, position: usize) -> bool {
+        match self {
+            Self::Own(_, own) => own.weight != 0.0 && own.used[position],
+            Self::Whole(_) | Self::Slice(..) => true,
+        }
+    }
+}
+
+/// A bucket on its way to the other ranks.
+pub(in crate::reducer) struct Flight {
+    pub(super) sent: Sent,
+    /// The reported number of the bucket.
+    pub(super) bucket: usize,
+    pub(super) stride: usize,
+    /// The collective.
+    pub(super) operation: &'static str,
+    /// When it was complete on this rank.
+    pub(super) ready: Instant,
+}
+
+impl Flight {
+    /// Waits for the sum, which then lies in front of the memory.
+    pub(in crate::reducer) fn land(self) -> Result<(Memory, BucketTiming), DdpError> {
+        let bytes = self.stride * self.sent.bytes_each();
+        let wait_start = Instant::now();
+        let (memory, done) = self.sent.wait(self.stride)?;
+        let timing = BucketTiming {
+            bucket: self.bucket,
+            bytes,
+            operation: self.operation,
+            ready: self.ready,
+            submitted: done.submitted,
+            started: done.started,
+            peers_ready: done.peers_ready,
+            finished: done.finished,
+            waited: (wait_start, Instant::now()),
+            device: None,
+        };
+        Ok((memory, timing))
+    }
+}
+
+/// The sums of one bucket over all shards, still to be divided by `weight`.
+pub(in crate::reducer) struct Arrived<'a> {
+    bucket: &'a Bucket,
+    /// The first block of the bucket, reduced, or a part of it.
+    values: &'a [f32],
+    /// Offset of the part in the block.
+    start: usize,
+    weight: f32,
+}
+
+impl<'a> Arrived<'a> {
+    /// `known` is the weight if the bucket's own copy was rounded or is on another rank.
+    pub(in crate::reducer) fn new(
+        bucket: &'a Bucket,
+        landed: &'a Landed,
+        known: Option<f32>,
+    ) -> Self {
+        let (values, start) = match landed {
+            Landed::Whole(memory) => (&memory.blocks[..bucket.stride], 0),
+            Landed::Slice(values, start) => (&values[..], *start),
+            Landed::Own(values, _) => (&values[..], 0),
+        };
+        let known = match landed {
+            Landed::Own(_, own) => Some(own.weight),
+            _ => known,
+        };
+        Self {
+            bucket,
+            values,
+            start,
+            weight: known.unwrap_or_else(|| values[bucket.weight]),
+        }
+    }
+
+    /// Sum of the shards' weights.
+    pub(in crate::reducer) fn weight(&self) -> f32 {
+        self.weight
+    }
+
+    /// The whole block, or the part of it.
+    pub(in crate::reducer) fn values(&self) -> &[f32] {
+        self.values
+    }
+
+    /// The sums that travel with the bucket.
+    pub(in crate::reducer) fn extras(&self) -> Vec<f32> {
+        self.values[self.bucket.extras.clone()].to_vec()
+    }
+
+    /// Whether any shard on any rank used the segment at `position` and any had a sample: a step without samples changes
+    /// nothing.
+    pub(in crate::reducer) fn used(&self, position: usize) -> bool {
+        self.values[self.bucket.flags + position] > 0.0 && self.weight() != 0.0
+    }
+
+    /// The segment at `position`, divided by the weight.
+    pub(in crate::reducer) fn mean(&self, position: usize) -> Vec<f32> {
+        self.mean_of(position, 0..self.bucket.segments[position].len)
+    }
+
+    /// Some elements of the segment at `position`, divided by the weight.
+    pub(in crate::reducer) fn mean_of(&self, position: usize, range: Range<usize>) -> Vec<f32> {
+        let offset = self.bucket.segments[position].offset;
+        let weight = self.weight();
+        let first = offset + range.start - self.start;
+        self.values[first..first + range.len()]
+            .iter()
+            .map(|sum| sum / weight)
+            .collect()
+    }
+}
