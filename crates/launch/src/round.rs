@@ -176,8 +176,7 @@ pub(crate) fn run(
     let failure = seen
         .failure
         .map(|failure| complete(failure, place, &workers, &finished));
-    let mut notes = seen.incidents;
-    notes.extend(seen.notes);
+    let mut notes = seen.notes;
     notes.extend(finished.notes);
     if failure.is_some() {
         notes.extend(memory::note(kills, memory::kills()));

@@ -81,8 +81,6 @@ pub(crate) struct Seen {
     /// The coordinator has them save first, although the job was not asked to stop.
     pub(crate) is_saved: bool,
     pub(crate) notes: Vec<String>,
-    /// Ranks that were lost while the others went on, one sentence for each generation.
-    pub(crate) incidents: Vec<String>,
     /// How many processes were started in place of lost ranks.
     pub(crate) replaced: u32,
     /// When the first rank was started.
@@ -312,7 +310,7 @@ impl Supervisor<'_> {
         if self.roster.left() == 0 && self.roster.started() > 0 {
             incident.push_str(", no restart is left for a replacement");
         }
-        self.note_incident(incident);
+        eprintln!("{incident}");
     }
 
     /// Takes note that the ranks have followed an invitation.
@@ -327,15 +325,8 @@ impl Supervisor<'_> {
         let now = count(self.roster.members().len(), "rank");
         for rank in admitted {
             let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
-            self.note_incident(format!(
-                "rank {global} (pid {pid}) joins as a replacement; {now} go on"
-            ));
+            eprintln!("rank {global} (pid {pid}) joins as a replacement; {now} go on");
         }
-    }
-
-    fn note_incident(&mut self, incident: String) {
-        eprintln!("{incident}");
-        self.seen.incidents.push(incident);
     }
 
     fn mark_members(&mut self) {
@@ -385,7 +376,7 @@ impl Supervisor<'_> {
         if let Err(error) = started {
             self.roster.start_no_more();
             let rank = self.place.first_rank + rank;
-            self.note_incident(format!("rank {rank} is not replaced: {error}"));
+            eprintln!("rank {rank} is not replaced: {error}");
         }
     }
 
@@ -407,7 +398,7 @@ impl Supervisor<'_> {
             0 => "; no restart is left for another one",
             _ => "",
         };
-        self.note_incident(format!("{incident}{none_left}"));
+        eprintln!("{incident}{none_left}");
     }
 
     /// Ends the replacements that wait for ranks that have all ended.
