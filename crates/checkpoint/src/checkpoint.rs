@@ -89,9 +89,12 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         for (name, value) in ddp.hook_state()? {
             hook.add(name, value.shape().to_vec(), Share::Whole, value);
         }
-        let part = |optimizer, slices| {
+        let part = |optimizer: &ModuleOptimizer, slices| {
             let shares = Shares::new(ddp, self.model, slices);
-            Optimizer::Part(Own::of_optimizer(optimizer, &shares, &ids))
+            match self.is_on_host() {
+                true => Optimizer::Shared(optimizer.clone(), shares),
+                false => Optimizer::Part(Own::of_optimizer(optimizer, &shares, &ids)),
+            }
         };
         let optimizer = match self.optimizer {
             OptimizerRef::Whole(own) if ddp.has_own_optimizers() => {
@@ -113,14 +116,18 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         })
     }
 
+    fn is_on_host(&self) -> bool {
+        let mut devices = self.model.devices().into_iter();
+        devices.all(|device| device::name(&device).is_none())
+    }
+
     /// In ordinary memory the optimizer's tensors are shared, not copied: Burn writes in place only to tensors with one
     /// owner, so later steps make new tensors. On a device they are read now, in the order of its queue.
     fn copy_optimizer(&self) -> Result<Encodable, String> {
         let OptimizerRef::Whole(optimizer) = self.optimizer else {
             unreachable!("its state is dealt to the ranks");
         };
-        let mut devices = self.model.devices().into_iter();
-        if devices.all(|device| device::name(&device).is_none()) {
+        if self.is_on_host() {
             return Ok(Encodable::Shared(optimizer.clone()));
         }
         Ok(Encodable::Encoded(self.optimizer_state()?))

@@ -40,6 +40,8 @@ pub(crate) struct Dealt {
 
 /// What a rank has of the optimizer's state, or why that cannot be read: the rank takes part all the same.
 pub(crate) enum Optimizer {
+    /// A part of the job's state, not read yet. In ordinary memory its tensors are shared: later steps make new ones.
+    Shared(ModuleOptimizer, Shares),
     /// A part of the job's state; empty if another rank has the same.
     Part(Result<Own, String>),
     /// A state of its own.
@@ -144,15 +146,19 @@ impl Dealt {
         let mut hasher = Hasher::default();
         let hash = |name: &str, data: &TensorData| hasher.add(name, data);
         let (model, ids) = (Some(&self.model[..]), &self.ids);
+        // Before anything waits: what later steps replace is freed.
+        let own = match self.optimizer {
+            Optimizer::Shared(optimizer, shares) => Ok(Own::of_optimizer(&optimizer, &shares, ids)),
+            Optimizer::Part(own) => Ok(own),
+            Optimizer::Own(own) => Err(own),
+        };
         let weights = path(files::WEIGHTS);
         let weights = (weights.as_deref(), metadata);
         let weights = write_tensors(group, self.weights, model, weights, hash);
-        let optimizer = match self.optimizer {
-            Optimizer::Part(own) => {
-                let path = path(&files::optimizer_of(0));
-                write_record(group, own, ids, path.as_deref())
-            }
-            Optimizer::Own(own) => write_each(group, own, ids, folder),
+        let record = path(&files::optimizer_of(0));
+        let optimizer = match own {
+            Ok(own) => write_record(group, own, ids, record.as_deref()),
+            Err(own) => write_each(group, own, ids, folder),
         };
         let hook = path(files::HOOK).filter(|_| optimizer.is_ok());
         let hook = (hook.as_deref(), BTreeMap::new());
