@@ -105,7 +105,7 @@ pub enum Fault {
         /// Checksum of the samples by the sampler.
         expected: Hash,
     },
-    /// The settings of a [`Begin`] do not continue the steps before it, or are impossible.
+    /// The settings of a [`Begin`](super::Begin) do not continue the steps before it, or are impossible.
     #[error("the run cannot go on after step {step} as recorded: {why}")]
     Settings {
         /// The step.

@@ -263,7 +263,7 @@ impl<M: Module> ShardStep<'_, M> {
         self.add_extra(extra::LOSS, value);
     }
 
-    /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`). [`Reduced::sums`] has the totals over all ranks.
+    /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`). [`Reduced::sums`](crate::Reduced::sums) has the totals over all ranks.
     pub fn add(&mut self, slot: usize, value: f32) {
         self.add_extra(extra::USER + slot, value);
     }
