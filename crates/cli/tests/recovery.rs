@@ -22,7 +22,11 @@ fn strike(how: &str) {
     say(&format!("struck at {}", now_us()));
     match how {
         "kill" => kill_process(getpid(), Signal::KILL).expect("a signal to itself"),
-        "stop" => kill_process(getpid(), Signal::STOP).expect("a signal to itself"),
+        "stop" => {
+            kill_process(getpid(), Signal::STOP).expect("a signal to itself");
+            // Another thread may take the signal, and this one would do all other steps before it stops.
+            std::thread::sleep(Duration::from_secs(1));
+        }
         "abort" => std::process::abort(),
         "panic" => panic!("struck"),
         "leave" => std::process::exit(0),
@@ -226,11 +230,7 @@ fn the_others_go_on_after_a_rank_is_lost_in_any_way() {
             incident.starts_with("rank 2 (pid ") && incident.contains(says),
             "{incident}"
         );
-        assert_eq!(
-            err.matches(incident).count(),
-            2,
-            "when it happens and at the end: {err}"
-        );
+        assert_eq!(err.matches(incident).count(), 1, "said once: {err}");
     }
 }
 

@@ -83,11 +83,11 @@ fn a_malformed_table_is_named_with_line_and_column() {
 fn a_label_out_of_range_is_named_with_its_line() {
     refused_table(
         "a,label\n1,0\n2,-1\n",
-        &["line 3: label \"label\" is \"-1\""],
+        &["line 3: \"-1\" in column \"label\" is no class"],
     );
     refused_table(
         "a,label\n1,0\n2,1.5\n",
-        &["line 3: label \"label\" is \"1.5\""],
+        &["line 3: \"1.5\" in column \"label\" is no class"],
     );
     refused_table(
         "a,label\n1,0\n2,99999\n",
@@ -243,7 +243,7 @@ fn a_number_to_predict_is_told_from_a_class() {
     refused_table(
         "a,label\n1,0.5\n2,1.5\n",
         &[
-            "label \"label\" is \"0.5\"",
+            "\"0.5\" in column \"label\" is no class",
             "to predict a number (regression)",
         ],
     );
