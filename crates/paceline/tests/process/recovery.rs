@@ -10,7 +10,7 @@ use super::support::{LIMIT, Running, metrics, paceline, start, steps};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
-const LIVE: &str = "--nproc-per-node 4 --recovery live --timeout-seconds 3";
+const LIVE: &str = "--nproc-per-node 4 --recovery live";
 const STEPS: u64 = 270;
 /// Has the job run for long enough that replacements join, with the same steps.
 const LONG: &str = "--evaluate-every 1";
@@ -79,7 +79,7 @@ fn the_ranks_that_are_left_end_with_the_same_bits() {
 fn a_stopped_rank_is_given_up() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
-    let job = training(folder.path(), "");
+    let job = training(folder.path(), "--timeout-seconds 3");
     lose(&job, &[1], Signal::STOP);
     assert_whole(folder.path(), job, &["3 ranks go on"], &hash, "stopped");
 }
