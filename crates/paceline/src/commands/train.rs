@@ -86,15 +86,16 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     for warning in &foreseen.warnings {
         warn(warning);
     }
-    if config.resume {
-        check_checkpoints(&checkpoints(&config.run_dir))?;
-    }
     let run = if resolved.makes_up_run_dir() {
         RunDir::create(&config.run_dir)
     } else {
         RunDir::open(&config.run_dir, config.resume)
     };
     let run = run.map_err(|error| failed(None, &error))?;
+    // Only now: a job that has the directory may not have saved its first checkpoint yet.
+    if config.resume {
+        check_checkpoints(&checkpoints(run.path()))?;
+    }
     resolved.set_run_dir(run.path());
     let settings = resolved.to_toml();
     let files = foreseen.files.iter().map(|(name, text)| (*name, text));

@@ -87,13 +87,23 @@ fn a_resume_that_skips_samples_and_a_record_that_is_gone_are_named() {
     let run = folder.path().join("run");
     let line = format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 1");
     killed(folder.path(), &line, "epoch 1/6");
-    // The position in the newest checkpoint moves on by one step, as if a step had been lost.
-    let newest = checkpoints(&run).pop().expect("a checkpoint");
-    let state = newest.join("state.json");
-    let mut saved: Value =
-        serde_json::from_slice(&fs::read(&state).expect("a state")).expect("JSON");
+    // The position in the newest checkpoint moves on by one step, as if a step had been lost. At the end of an epoch it could not.
+    let (state, mut saved, consumed) = checkpoints(&run)
+        .into_iter()
+        .rev()
+        .find_map(|checkpoint| {
+            let state = checkpoint.join("state.json");
+            let text = fs::read(&state).expect("a state");
+            let saved: Value = serde_json::from_slice(&text).expect("JSON");
+            let consumed = saved["sampler"]["consumed"].as_u64().expect("samples");
+            if consumed + 32 <= 1437 {
+                return Some((state, saved, consumed));
+            }
+            fs::remove_dir_all(checkpoint).expect("removed");
+            None
+        })
+        .expect("a checkpoint within an epoch");
     let step = saved["step"].as_u64().expect("a step");
-    let consumed = saved["sampler"]["consumed"].as_u64().expect("samples");
     saved["sampler"]["consumed"] = (consumed + 16).into();
     fs::write(&state, saved.to_string()).expect("written");
     paceline(folder.path(), "train --resume run --nproc-per-node 3").is_well();
