@@ -1,11 +1,13 @@
 //! Watches the ranks until the last has ended: exits, signals and the job page in, one cause out.
 
+mod recovering;
+mod stopping;
+
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use paceline_rendezvous::process::Stat;
-use rustix::process::Signal;
 
 use crate::elastic::messages::How;
 use crate::job::Job;
@@ -13,22 +15,20 @@ use crate::judge::{Ending, Fault, Verdict, judge};
 use crate::orphans::Orphans;
 use crate::output::Output;
 use crate::plan::Plan;
-use crate::recovery::{self, Due, Next, Roster};
-use crate::report::{Failure, FailureKind, count};
+use crate::recovery::Roster;
+use crate::report::{Failure, FailureKind};
 use crate::round::NodePlace;
-use crate::signals::{self, Signals};
+use crate::signals::Signals;
 use crate::stall::Monitor;
-use crate::stop::{Asked, Meaning, is_excused, meaning};
+use crate::stop::{Asked, is_excused};
 use crate::watchdog::Watchdog;
-use crate::worker::{KILLED_ENDS_WITHIN, wait_readable};
-use crate::workers::{Shared, Workers};
+use crate::worker::wait_readable;
+use crate::workers::Workers;
 
 /// How often the launcher looks for orphans that have ended, which no event announces.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 /// Once a rank is gone, the pause between two looks for others that wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
-/// While a lost rank's replacement is on its way, the pause between two looks at the page.
-const JOIN_LOOK: Duration = Duration::from_millis(10);
 
 /// One job while it runs.
 #[derive(Debug)]
@@ -165,30 +165,6 @@ impl Supervisor<'_> {
         wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
     }
 
-    /// Ends the ranks as the coordinator says, unless they are already ending sooner.
-    fn obey(&mut self, how: How) {
-        self.seen.is_ordered = true;
-        match (how, self.stage) {
-            (_, Stage::Killing)
-            | (How::Save | How::Next | How::Over, Stage::Stopping)
-            | (How::Save, Stage::Saving)
-            | (How::Over, Stage::Reporting) => {}
-            (How::Kill, _) => self.kill(),
-            (How::Save, Stage::Running) if self.all_poll() => self.save(),
-            (how, _) => {
-                self.page.revoke(&Revocation {
-                    rank: None,
-                    text: "the round is over".to_owned(),
-                });
-                if how == How::Over {
-                    self.enter(Stage::Reporting, self.job.report_time);
-                } else {
-                    self.end_after_a_failure();
-                }
-            }
-        }
-    }
-
     /// Asks the judge; on a failure tells the ranks at once. Says when to ask again.
     fn look_for_a_cause(&mut self) -> Option<Instant> {
         if let (Some(stalled), None) = (self.stalls.to_abort(), self.seen.asked) {
@@ -238,183 +214,6 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
-    fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
-        let is_new = self.workers.states[failure.local_rank].is_new;
-        let is_live = self.job.recovers_live()
-            && self.stage == Stage::Running
-            && (is_new || failure.is_for_good().is_none())
-            && !self.page.is_revoked();
-        let recovers = |rank| self.page.slot(rank).recovers();
-        let states = &self.workers.states;
-        let next = || {
-            let culprit = failure.local_rank;
-            self.roster.after_failure(states, recovers, culprit)
-        };
-        match is_live.then(next) {
-            Some(Ok(Next::GoOn { members, lost })) => {
-                if is_new && failure.is_for_good().is_some() {
-                    self.roster.start_no_more();
-                }
-                let incidents = self.incidents(&failure, lost);
-                self.publish(failure.rank, &members, &incidents.join("; "));
-                Some(Instant::now())
-            }
-            Some(Ok(Next::Kill)) if !was_killed => {
-                let newest = self.page.newest_generation();
-                self.page.end_generation(newest, failure.rank);
-                self.workers.kill(failure.local_rank);
-                let until = Instant::now() + KILLED_ENDS_WITHIN;
-                self.given_up = Some((failure, until));
-                Some(until)
-            }
-            Some(Err(why)) => {
-                self.seen.notes.push(format!("no live recovery: {why}"));
-                self.fail(failure);
-                None
-            }
-            // A process that even SIGKILL does not end could still be heard by the others.
-            Some(Ok(Next::Kill)) | None => {
-                self.fail(failure);
-                None
-            }
-        }
-    }
-
-    /// A sentence for each rank that was lost.
-    fn incidents(&self, failure: &Failure, lost: Vec<usize>) -> Vec<String> {
-        let now = self.started.elapsed();
-        let incidents = lost.into_iter().map(|rank| {
-            let how = self.workers.states[rank].exit.map(|exit| exit.how);
-            match how.filter(|_| rank != failure.local_rank) {
-                Some(how) => self.describe(rank, Fault::Ended(how), None, now).incident(),
-                None => failure.incident(),
-            }
-        });
-        incidents.collect()
-    }
-
-    /// Publishes the next generation, without global rank `culprit`, and says on standard error why there is one.
-    fn publish(&mut self, culprit: usize, members: &[usize], incidents: &str) {
-        let newest = self.page.newest_generation();
-        self.page.end_generation(newest, culprit);
-        if let Some(first) = members.first() {
-            self.output.show_first(*first);
-        }
-        self.generation = self.page.publish_generation(members);
-        self.roster.go_on(members, &self.workers.states);
-        self.mark_members();
-        let verb = if members.len() == 1 { "goes" } else { "go" };
-        let left = count(members.len(), "rank");
-        let mut incident = format!("{incidents}; {left} {verb} on");
-        if self.roster.left() == 0 && self.roster.started() > 0 {
-            incident.push_str(", no restart is left for a replacement");
-        }
-        eprintln!("{incident}");
-    }
-
-    /// Takes note that the ranks have followed an invitation.
-    fn note_admitted(&mut self) {
-        let begun = self.page.begun_generation();
-        if begun == self.generation {
-            return;
-        }
-        self.generation = begun;
-        let admitted = self.roster.admit();
-        self.mark_members();
-        let now = count(self.roster.members().len(), "rank");
-        for rank in admitted {
-            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
-            eprintln!("rank {global} (pid {pid}) joins as a replacement; {now} go on");
-        }
-    }
-
-    fn mark_members(&mut self) {
-        for (rank, state) in self.workers.states.iter_mut().enumerate() {
-            state.is_out = !self.roster.members().contains(&rank);
-            state.waits_since = None;
-        }
-    }
-
-    /// Starts processes in place of lost ranks and invites the others to admit them. Says when to look again.
-    fn fill_places(&mut self) -> Option<Instant> {
-        let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
-        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
-            return None;
-        }
-        loop {
-            let page = self.page;
-            let seen = recovery::Seen {
-                states: &self.workers.states,
-                admits: &|rank| page.slot(rank).admits(),
-                is_ready: &|rank| page.slot(rank).is_ready_to_join(),
-            };
-            match self.roster.due(&seen) {
-                Some(Due::Lost { rank, is_invited }) => self.lose_replacement(rank, is_invited),
-                Some(Due::Start(rank)) => self.start_replacement(rank),
-                Some(Due::Invite(members)) => {
-                    self.page.invite_generation(&members);
-                }
-                None => break,
-            }
-        }
-        let soon = Instant::now() + JOIN_LOOK;
-        self.roster.is_changing().then_some(soon)
-    }
-
-    fn start_replacement(&mut self, rank: usize) {
-        let shared = Shared {
-            page: self.page,
-            place: self.place,
-            launcher_id: self.launcher_id,
-            watchdog: self.watchdog,
-        };
-        let number = self.roster.started();
-        let (job, plan) = (self.job, self.plan);
-        let started = (self.workers).replace(job, plan, &shared, self.output, (rank, number));
-        self.seen.replaced = number;
-        if let Err(error) = started {
-            self.roster.start_no_more();
-            let rank = self.place.first_rank + rank;
-            eprintln!("rank {rank} is not replaced: {error}");
-        }
-    }
-
-    /// A replacement has ended before the others admitted it.
-    fn lose_replacement(&mut self, rank: usize, is_invited: bool) {
-        let Some(exit) = self.workers.states[rank].exit else {
-            return;
-        };
-        let failure = self.describe(rank, Fault::Ended(exit.how), None, exit.at);
-        if failure.is_for_good().is_some() || exit.how.is_success() {
-            self.roster.start_no_more();
-        }
-        let incident = format!("replacement of {}", failure.incident());
-        if is_invited {
-            let members = self.roster.members().to_vec();
-            return self.publish(failure.rank, &members, &incident);
-        }
-        let none_left = match self.roster.left() {
-            0 => "; no restart is left for another one",
-            _ => "",
-        };
-        eprintln!("{incident}{none_left}");
-    }
-
-    /// Ends the replacements that wait for ranks that have all ended.
-    fn dismiss_replacements(&self) {
-        let states = &self.workers.states;
-        let is_over = self.seen.failure.is_some()
-            || self.seen.asked.is_some_and(Asked::is_ending)
-            || (states.iter()).all(|state| state.is_out || state.exit.is_some());
-        if is_over {
-            let waiting = self.workers.alive().map(|(rank, _)| rank);
-            waiting
-                .filter(|rank| states[*rank].is_out)
-                .for_each(|rank| self.workers.kill(rank));
-        }
-    }
-
     /// Tells the ranks and keeps the failure for the report.
     fn fail(&mut self, failure: Failure) {
         // A rank may have revoked the page first and known less. Its text stays on the page; the report has this one.
@@ -423,25 +222,6 @@ impl Supervisor<'_> {
             text: failure.headline(),
         });
         self.seen.failure = Some(failure);
-    }
-
-    /// Ends the ranks that have not left by themselves.
-    fn end_after_a_failure(&mut self) {
-        // One that looks at the page acts on SIGTERM at its next step boundary, which it does not reach any more.
-        if self.all_poll() {
-            return self.kill();
-        }
-        let polls = |rank| self.page.slot(rank).polls_stop();
-        for (_, worker) in self.workers.alive().filter(|(rank, _)| polls(*rank)) {
-            worker.signal_group(Signal::KILL);
-        }
-        self.stop(Signal::TERM)
-    }
-
-    /// Whether only the blamed rank is left, which reports nothing when it stalls.
-    fn only_the_blamed_is_alive(&self) -> bool {
-        let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
-        self.workers.alive().all(|(rank, _)| Some(rank) == blamed)
     }
 
     fn read_page(&mut self) {
@@ -525,94 +305,5 @@ impl Supervisor<'_> {
             String::new()
         };
         Some(format!("{activity}{since}"))
-    }
-
-    fn on_signal(&mut self, signal: i32) {
-        let meaning = meaning(signal);
-        if meaning == Meaning::Pass {
-            return self.pass_on(signal);
-        }
-        let asked = Asked {
-            signal,
-            on_page: (0..self.workers.states.len()).any(|rank| self.page.slot(rank).polls_stop()),
-        };
-        let is_first = self.seen.asked.is_none();
-        if meaning == Meaning::End || is_first {
-            self.seen.asked = Some(asked);
-        }
-        match (meaning, self.stage) {
-            (Meaning::End, Stage::Running | Stage::Saving) => self.ask_to_end(asked),
-            (Meaning::End, Stage::Reporting) => self.stop(Signal::TERM),
-            (Meaning::End, Stage::Stopping) => self.kill(),
-            (_, Stage::Running) => self.ask(asked, is_first),
-            _ => {}
-        }
-    }
-
-    fn all_poll(&self) -> bool {
-        let mut alive = self.workers.alive();
-        alive.all(|(rank, _)| self.page.slot(rank).polls_stop())
-    }
-
-    /// Has the ranks save within the grace, in a step that those of all nodes agree on.
-    fn save(&mut self) {
-        self.seen.is_saved = true;
-        self.page.request_stop(libc::SIGTERM);
-        self.enter(Stage::Saving, self.job.grace);
-    }
-
-    /// Has the ranks end within the grace.
-    fn ask_to_end(&mut self, asked: Asked) {
-        self.page.request_stop(asked.signal);
-        if !asked.on_page {
-            return self.stop(Signal::from_named_raw(asked.signal).unwrap_or(Signal::TERM));
-        }
-        let signal = signals::name(asked.signal);
-        eprintln!("{signal}: stopping after this step; once more to stop at once without saving");
-        self.enter(Stage::Stopping, self.job.grace);
-    }
-
-    /// Lets the ranks know that they should stop when they are ready to. Schedulers send some signals more than once.
-    fn ask(&self, asked: Asked, is_first: bool) {
-        self.page.request_stop(asked.signal);
-        let signal = signals::name(asked.signal);
-        if !asked.on_page {
-            self.pass_on(asked.signal);
-        }
-        if is_first && asked.on_page {
-            eprintln!("{signal}: stopping after this step");
-        } else if is_first {
-            eprintln!("{signal}: passed on to the ranks");
-        }
-    }
-
-    /// To the ranks' own processes only: a helper process that does not handle the signal would end.
-    fn pass_on(&self, signal: i32) {
-        if let Some(signal) = Signal::from_named_raw(signal) {
-            self.workers.signal(signal);
-        }
-    }
-
-    fn stop(&mut self, signal: Signal) {
-        self.workers.signal_groups(signal);
-        self.enter(Stage::Stopping, self.job.grace);
-    }
-
-    fn kill_the_slow(&mut self) {
-        for (rank, worker) in self.workers.alive() {
-            let rank = self.place.first_rank + rank;
-            let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
-            let asked = signals::name(self.seen.asked.map_or(libc::SIGTERM, |asked| asked.signal));
-            self.seen.notes.push(format!(
-                "rank {rank} (pid {pid}) did not end within {grace} s of {asked} and was killed"
-            ));
-        }
-        self.kill()
-    }
-
-    fn kill(&mut self) {
-        self.seen.killed = true;
-        self.workers.signal_groups(Signal::KILL);
-        self.enter(Stage::Killing, KILLED_ENDS_WITHIN);
     }
 }

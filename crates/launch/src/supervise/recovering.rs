@@ -1,0 +1,193 @@
+//! Live recovery on this node: the next generation after a loss, and the processes in place of lost ranks.
+
+use std::time::{Duration, Instant};
+
+use super::{Stage, Supervisor};
+use crate::judge::Fault;
+use crate::recovery::{self, Due, Next};
+use crate::report::{Failure, count};
+use crate::stop::Asked;
+use crate::worker::KILLED_ENDS_WITHIN;
+use crate::workers::Shared;
+
+/// While a lost rank's replacement is on its way, the pause between two looks at the page.
+const JOIN_LOOK: Duration = Duration::from_millis(10);
+
+impl Supervisor<'_> {
+    /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
+    pub(super) fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
+        let is_new = self.workers.states[failure.local_rank].is_new;
+        let is_live = self.job.recovers_live()
+            && self.stage == Stage::Running
+            && (is_new || failure.is_for_good().is_none())
+            && !self.page.is_revoked();
+        let recovers = |rank| self.page.slot(rank).recovers();
+        let states = &self.workers.states;
+        let next = || {
+            let culprit = failure.local_rank;
+            self.roster.after_failure(states, recovers, culprit)
+        };
+        match is_live.then(next) {
+            Some(Ok(Next::GoOn { members, lost })) => {
+                if is_new && failure.is_for_good().is_some() {
+                    self.roster.start_no_more();
+                }
+                let incidents = self.incidents(&failure, lost);
+                self.publish(failure.rank, &members, &incidents.join("; "));
+                Some(Instant::now())
+            }
+            Some(Ok(Next::Kill)) if !was_killed => {
+                let newest = self.page.newest_generation();
+                self.page.end_generation(newest, failure.rank);
+                self.workers.kill(failure.local_rank);
+                let until = Instant::now() + KILLED_ENDS_WITHIN;
+                self.given_up = Some((failure, until));
+                Some(until)
+            }
+            Some(Err(why)) => {
+                self.seen.notes.push(format!("no live recovery: {why}"));
+                self.fail(failure);
+                None
+            }
+            // A process that even SIGKILL does not end could still be heard by the others.
+            Some(Ok(Next::Kill)) | None => {
+                self.fail(failure);
+                None
+            }
+        }
+    }
+
+    /// A sentence for each rank that was lost.
+    fn incidents(&self, failure: &Failure, lost: Vec<usize>) -> Vec<String> {
+        let now = self.started.elapsed();
+        let incidents = lost.into_iter().map(|rank| {
+            let how = self.workers.states[rank].exit.map(|exit| exit.how);
+            match how.filter(|_| rank != failure.local_rank) {
+                Some(how) => self.describe(rank, Fault::Ended(how), None, now).incident(),
+                None => failure.incident(),
+            }
+        });
+        incidents.collect()
+    }
+
+    /// Publishes the next generation, without global rank `culprit`, and says on standard error why there is one.
+    pub(super) fn publish(&mut self, culprit: usize, members: &[usize], incidents: &str) {
+        let newest = self.page.newest_generation();
+        self.page.end_generation(newest, culprit);
+        if let Some(first) = members.first() {
+            self.output.show_first(*first);
+        }
+        self.generation = self.page.publish_generation(members);
+        self.roster.go_on(members, &self.workers.states);
+        self.mark_members();
+        let verb = if members.len() == 1 { "goes" } else { "go" };
+        let left = count(members.len(), "rank");
+        let mut incident = format!("{incidents}; {left} {verb} on");
+        if self.roster.left() == 0 && self.roster.started() > 0 {
+            incident.push_str(", no restart is left for a replacement");
+        }
+        eprintln!("{incident}");
+    }
+
+    /// Takes note that the ranks have followed an invitation.
+    pub(super) fn note_admitted(&mut self) {
+        let begun = self.page.begun_generation();
+        if begun == self.generation {
+            return;
+        }
+        self.generation = begun;
+        let admitted = self.roster.admit();
+        self.mark_members();
+        let now = count(self.roster.members().len(), "rank");
+        for rank in admitted {
+            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
+            eprintln!("rank {global} (pid {pid}) joins as a replacement; {now} go on");
+        }
+    }
+
+    fn mark_members(&mut self) {
+        for (rank, state) in self.workers.states.iter_mut().enumerate() {
+            state.is_out = !self.roster.members().contains(&rank);
+            state.waits_since = None;
+        }
+    }
+
+    /// Starts processes in place of lost ranks and invites the others to admit them. Says when to look again.
+    pub(super) fn fill_places(&mut self) -> Option<Instant> {
+        let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
+        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
+            return None;
+        }
+        loop {
+            let page = self.page;
+            let seen = recovery::Seen {
+                states: &self.workers.states,
+                admits: &|rank| page.slot(rank).admits(),
+                is_ready: &|rank| page.slot(rank).is_ready_to_join(),
+            };
+            match self.roster.due(&seen) {
+                Some(Due::Lost { rank, is_invited }) => self.lose_replacement(rank, is_invited),
+                Some(Due::Start(rank)) => self.start_replacement(rank),
+                Some(Due::Invite(members)) => {
+                    self.page.invite_generation(&members);
+                }
+                None => break,
+            }
+        }
+        let soon = Instant::now() + JOIN_LOOK;
+        self.roster.is_changing().then_some(soon)
+    }
+
+    fn start_replacement(&mut self, rank: usize) {
+        let shared = Shared {
+            page: self.page,
+            place: self.place,
+            launcher_id: self.launcher_id,
+            watchdog: self.watchdog,
+        };
+        let number = self.roster.started();
+        let (job, plan) = (self.job, self.plan);
+        let started = (self.workers).replace(job, plan, &shared, self.output, (rank, number));
+        self.seen.replaced = number;
+        if let Err(error) = started {
+            self.roster.start_no_more();
+            let rank = self.place.first_rank + rank;
+            eprintln!("rank {rank} is not replaced: {error}");
+        }
+    }
+
+    /// A replacement has ended before the others admitted it.
+    fn lose_replacement(&mut self, rank: usize, is_invited: bool) {
+        let Some(exit) = self.workers.states[rank].exit else {
+            return;
+        };
+        let failure = self.describe(rank, Fault::Ended(exit.how), None, exit.at);
+        if failure.is_for_good().is_some() || exit.how.is_success() {
+            self.roster.start_no_more();
+        }
+        let incident = format!("replacement of {}", failure.incident());
+        if is_invited {
+            let members = self.roster.members().to_vec();
+            return self.publish(failure.rank, &members, &incident);
+        }
+        let none_left = match self.roster.left() {
+            0 => "; no restart is left for another one",
+            _ => "",
+        };
+        eprintln!("{incident}{none_left}");
+    }
+
+    /// Ends the replacements that wait for ranks that have all ended.
+    pub(super) fn dismiss_replacements(&self) {
+        let states = &self.workers.states;
+        let is_over = self.seen.failure.is_some()
+            || self.seen.asked.is_some_and(Asked::is_ending)
+            || (states.iter()).all(|state| state.is_out || state.exit.is_some());
+        if is_over {
+            let waiting = self.workers.alive().map(|(rank, _)| rank);
+            waiting
+                .filter(|rank| states[*rank].is_out)
+                .for_each(|rank| self.workers.kill(rank));
+        }
+    }
+}
