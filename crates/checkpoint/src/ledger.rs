@@ -60,9 +60,9 @@ pub(crate) struct Ledger {
     previous: Hash,
     dropped_bytes: u64,
     began: SystemTime,
-    /// The last step that a process of this job recorded before this one opened the file; 0 if there is none.
+    /// The last step that a process of this job recorded before this one opened the file; 0 if no process did.
     step: u64,
-    /// Whether there is one.
+    /// Whether a process of this job recorded before this one.
     is_taken_over: bool,
     /// What the last `begin` said; `None` until this process has written one.
     terms: Option<Terms>,

@@ -102,7 +102,7 @@ impl Standing {
         bytes
     }
 
-    /// Of bytes that are none, a rank that has completed nothing.
+    /// Bytes that `encode` did not write stand for a rank that has completed nothing.
     pub(crate) fn decode(bytes: &[u8]) -> Self {
         let (completed, place) = bytes.split_first_chunk().unwrap_or((&[0; 8], &[]));
         Self {

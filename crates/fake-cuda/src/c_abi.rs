@@ -68,7 +68,7 @@ extern "C" fn paceline_fake_cuda_calls(function: *const c_char) -> u64 {
     unsafe { paceline_fake_library::calls(function, |name| Process::here().calls(name)) }
 }
 
-/// Allocates memory of a device, once a program has initialized the driver; 0 if there is none.
+/// Allocates memory of a device, once a program has initialized the driver; 0 if the device or its memory is missing.
 #[unsafe(no_mangle)]
 extern "C" fn paceline_fake_cuda_allocate(device: c_int, length: usize) -> u64 {
     let process = Process::here();

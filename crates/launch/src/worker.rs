@@ -99,7 +99,7 @@ impl Worker {
         }
     }
 
-    /// The same with the standard streams that `command` has, and without a page if there is none.
+    /// The same with the standard streams that `command` has, and with a page only if `page` is one.
     pub(crate) fn lead(
         command: &mut Command,
         page: Option<&JobPage>,

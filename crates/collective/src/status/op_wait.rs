@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::{ANSWER_TIMEOUT, Status};
+use super::Status;
+use super::culprits::ANSWER_TIMEOUT;
 use crate::error::{Error, Operation, Ranks};
 
 /// How long a rank that cannot tell which rank is to blame waits for the others' verdict, whose deadlines are over at about

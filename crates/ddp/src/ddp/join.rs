@@ -67,7 +67,7 @@ impl Ddp {
     /// *Cost*: without replacements, none. *Blocks*: until the new group has formed, and on the rank that hands over until the
     /// state has been received.
     ///
-    /// *Errors*: those of `give`; the launcher ends the job. The loss of a rank meanwhile is none.
+    /// *Errors*: those of `give`; the launcher ends the job. Losing a rank meanwhile is no error.
     pub fn admit<M: Module, E: From<DdpError>>(
         &mut self,
         model: &M,

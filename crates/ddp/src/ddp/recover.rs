@@ -165,7 +165,7 @@ impl Ddp {
     }
 
     /// Goes on with the next generation of the group, or the one after it if ranks are lost meanwhile. The inner error says why
-    /// there is none.
+    /// no generation follows.
     pub(super) fn regroup(
         &mut self,
         place: Place,

@@ -5,11 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use paceline_collective::{
-    AllGather, AllReduce, OpTiming, ProcessGroup, ReduceOp, ReduceScatter, Ticket, Tree,
-};
+use paceline_collective::{AllGather, AllReduce, OpTiming, ProcessGroup, ReduceOp, Ticket, Tree};
 
-use super::{DeviceCall, DeviceGroup, DeviceTicket, Setup, lock};
+use super::{DeviceCall, DeviceGroup, DeviceTicket, Setup, lock, sent};
 use crate::error::DdpError;
 
 /// The process group as collectives on tensors.
@@ -63,30 +61,14 @@ impl DeviceGroup for InDouble {
             place.copy_from_slice(block.as_slice().expect("blocks are f64"));
         }
         let part = call.part(self.group.rank(), len);
-        let (op, tree) = (ReduceOp::Sum, Some(self.tree.clone()));
-        let (bucket, step) = (Some(call.bucket as u32), call.step);
-        let ticket = match call.counts {
-            None => {
-                let call = AllReduce {
-                    op,
-                    tree,
-                    len,
-                    bucket,
-                    step,
-                };
-                self.group.all_reduce_async(memory, call)
-            }
-            counts => {
-                let call = ReduceScatter {
-                    op,
-                    tree,
-                    counts,
-                    bucket,
-                    step,
-                };
-                self.group.reduce_scatter_async(memory, call)
-            }
+        let sum = AllReduce {
+            op: ReduceOp::Sum,
+            tree: Some(self.tree.clone()),
+            len,
+            bucket: Some(call.bucket as u32),
+            step: call.step,
         };
+        let ticket = sent::reduce(&self.group, memory, sum, call.counts);
         Ok(self.sent(ticket, part))
     }
 

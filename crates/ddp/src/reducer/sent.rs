@@ -79,7 +79,8 @@ where
     half
 }
 
-fn reduce<T: Element>(
+/// Adds up `blocks`. With `counts` each rank gets only that many elements of the sum, in rank order.
+pub(super) fn reduce<T: Element>(
     group: &ProcessGroup,
     blocks: Buffer<T>,
     call: AllReduce,

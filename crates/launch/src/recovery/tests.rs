@@ -312,7 +312,7 @@ impl World {
                 };
                 assert!(
                     members.iter().any(|rank| !self.ranks[*rank].is_new),
-                    "nobody has the state"
+                    "no member has the state"
                 );
                 if members.iter().find(gives).is_some() {
                     self.ranks[me].doing = Doing::Working;
