@@ -110,17 +110,20 @@ pub(crate) fn connect_child(
 #[derive(Debug)]
 pub(crate) struct Succession<'a> {
     pub(crate) generation: &'a Generation,
-    /// The job's first number of a rank on this page.
-    pub(crate) first_rank: usize,
+    /// This rank's slot on the page, and the number that its process was started with.
+    pub(crate) slot: usize,
+    pub(crate) started: usize,
     pub(crate) page: &'a JobPage,
-    /// Address of the store in which the first generation formed.
+    /// Address of the store in which it forms.
     pub(crate) store: &'a str,
 }
 
 impl Succession<'_> {
-    /// The number in the first generation of a rank of this one.
-    pub(crate) fn started(&self, rank: usize) -> usize {
-        self.first_rank + self.generation.members[rank]
+    /// The number that the process of a rank on this page was started with.
+    pub(crate) fn local(&self, rank: usize) -> Option<usize> {
+        let place = rank.checked_sub(self.generation.first)?;
+        let slot = self.generation.members.get(place)?;
+        (self.started + slot).checked_sub(self.slot)
     }
 
     /// What only this generation's keys begin with: an earlier rank neither finds its records nor has its fingerprint.
@@ -292,6 +295,7 @@ impl<'a> Forming<'a> {
             tcp: addresses,
             port,
             sockets: self.env.sockets_per_peer,
+            started: (self.succession).map_or(self.env.rank, |next| next.started),
         };
         let records = self.exchange(RECORDS, &me.encode(), "report in", |rank, bytes| {
             Record::decode(bytes, rank, self.env.world)
@@ -389,9 +393,8 @@ impl<'a> Forming<'a> {
 
     /// This rank's slot on the launcher's page.
     fn own_slot(&self) -> usize {
-        let rank = self.env.rank;
-        let members = self.succession.map(|next| &next.generation.members);
-        members.map_or(self.env.local_rank, |members| members[rank])
+        let successor = self.succession.map(|next| next.slot);
+        successor.unwrap_or(self.env.local_rank)
     }
 
     fn generation(&self) -> u32 {
@@ -401,12 +404,11 @@ impl<'a> Forming<'a> {
     }
 
     fn peers(&self, records: &[Record], slot: impl Fn(&Record) -> Option<usize>) -> Vec<PeerInfo> {
-        let started = |rank| self.succession.map_or(rank, |next| next.started(rank));
         let peer = |record: &Record| PeerInfo {
             host: record.host.clone(),
             pid: record.pid,
             slot: slot(record),
-            started: started(record.rank),
+            started: record.started,
         };
         records.iter().map(peer).collect()
     }
@@ -425,14 +427,14 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// The launcher's reason, if it has ended this generation or the job. It names ranks in the numbers of the job's first
-    /// generation, which a sub-group does not have.
+    /// The launcher's reason, if it has ended this generation or the job. It names ranks by the numbers that their processes
+    /// were started with, which a sub-group does not have. Those on other nodes are not known yet.
     fn health(&self) -> Result<(), Error> {
         let Some(cause) = self.page.end_of_generation(self.generation()) else {
             return Ok(());
         };
         let own = |rank| match self.succession {
-            Some(next) => (0..self.env.world).find(|own| next.started(*own) == rank),
+            Some(next) => (0..self.env.world).find(|own| next.local(*own) == Some(rank)),
             None => Some(rank),
         };
         Err(Error::Revoked {

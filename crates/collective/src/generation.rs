@@ -98,8 +98,10 @@ impl ProcessGroup {
         let member = self.member();
         match &member.origin {
             Some(Origin::Store { address, .. }) if self.slot().admits() => {
-                let next = member.status.generation() + 1;
-                self.page().begin_generation(next);
+                // The launchers of several nodes do not invite at the same moment.
+                let invited = member.status.generation();
+                let next = self.page().wait_invitation(invited, self.patience());
+                self.page().begin_generation(next.unwrap_or(invited));
                 self.await_successor(address)
             }
             _ => Err(Error::NoRecovery {
@@ -148,7 +150,15 @@ impl ProcessGroup {
         match &member.origin {
             Some(Origin::Hub(hub)) => {
                 let wiring = hub.succeed(status.rank, &member.options)?;
-                self.successor(wiring)
+                let (rank, world) = (wiring.status.rank, wiring.status.world());
+                let env = WorkerEnv {
+                    rank,
+                    world,
+                    local_rank: rank,
+                    local_world: world,
+                    ..self.env().clone()
+                };
+                self.successor(env, wiring)
             }
             Some(Origin::Store { .. }) if !self.slot().recovers() => Err(Error::NoRecovery {
                 reason: "this rank has not declared that it recovers",
@@ -198,13 +208,12 @@ impl ProcessGroup {
     fn await_successor(&self, store: &str) -> Result<Self, Error> {
         let status = &self.member().status;
         let (page, slot) = (self.page(), self.slot());
-        let first_rank = status.started(self.rank()) - slot.index();
         let mut failed = status.generation();
         let mut why = status.health().err();
         let limit = match self.is_joining() {
             // The others go on without it, and take it in when they come to it.
             true => Duration::MAX,
-            false => self.timeout().saturating_add(LAUNCHER_TIMEOUT),
+            false => self.patience(),
         };
         loop {
             slot.set_awaits(Some(failed));
@@ -222,9 +231,10 @@ impl ProcessGroup {
             };
             let succession = Succession {
                 generation: &generation,
-                first_rank,
+                slot: slot.index(),
+                started: status.started(self.rank()),
                 page,
-                store,
+                store: generation.store.as_deref().unwrap_or(store),
             };
             match self.form(&succession) {
                 Ok(group) => {
@@ -236,10 +246,8 @@ impl ProcessGroup {
                 Err(error @ Error::Fenced { .. }) => return Err(error),
                 Err(error) => {
                     // Whatever it is, it may be due to another rank that was lost, which the launcher knows.
-                    let culprit = error
-                        .culprit()
-                        .filter(|rank| *rank < generation.members.len());
-                    if let Some(culprit) = culprit.map(|rank| succession.started(rank))
+                    let culprit = error.culprit().and_then(|rank| succession.local(rank));
+                    if let Some(culprit) = culprit
                         && culprit != status.started(self.rank())
                     {
                         slot.set_victim_of(culprit, generation.number);
@@ -253,23 +261,36 @@ impl ProcessGroup {
     /// Joins this generation.
     fn form(&self, succession: &Succession<'_>) -> Result<Self, Error> {
         let member = self.member();
-        let Generation { number, members } = succession.generation;
+        let Generation {
+            number,
+            world,
+            first,
+            members,
+            ..
+        } = succession.generation;
         let own = self.slot().index();
-        let Some(rank) = members.iter().position(|slot| *slot == own) else {
+        let Some(place) = members.iter().position(|slot| *slot == own) else {
             return Err(Error::Fenced {
                 rank: self.rank(),
                 generation: u64::from(*number),
             });
         };
-        let env = next_env(self.env(), rank, members.len());
-        if members.len() == 1 {
+        let env = WorkerEnv {
+            rank: first + place,
+            world: *world,
+            local_rank: place,
+            local_world: members.len(),
+            ..self.env().clone()
+        };
+        if *world == 1 {
             let mut peer = member.status.peers()[self.rank()].clone();
             peer.slot = Some(own);
             let status = Status::new(0, vec![peer], self.page().clone(), self.slot());
-            return self.successor(Wiring {
+            let wiring = Wiring {
                 origin: member.origin.clone(),
                 ..Wiring::alone(status.in_generation(*number).into(), &member.options)
-            });
+            };
+            return self.successor(env, wiring);
         }
         let formation = Formation::new();
         let formed = bootstrap::connect_next(&env, &member.options, succession, &formation);
@@ -277,35 +298,29 @@ impl ProcessGroup {
             let flight = member.status.flight().expect("a group has a recorder");
             let membership = Membership {
                 name: format!("world (generation {number})"),
-                ranks: (0..members.len())
-                    .map(|rank| succession.started(rank))
+                // Of the ranks of other nodes it has not heard.
+                ranks: (0..*world)
+                    .map(|rank| succession.local(rank).unwrap_or(rank))
                     .collect(),
                 transport: "none",
             };
             flight.never_formed(membership, &formation, error);
         })?;
-        self.successor(wiring)
+        self.successor(env, wiring)
+    }
+
+    /// How long ranks wait for their launcher, beside an operation's timeout.
+    fn patience(&self) -> Duration {
+        self.timeout().saturating_add(LAUNCHER_TIMEOUT)
     }
 
     /// The group that follows this one with this wiring. It is recorded in the same flight.
-    fn successor(&self, wiring: Wiring) -> Result<Self, Error> {
+    fn successor(&self, env: WorkerEnv, wiring: Wiring) -> Result<Self, Error> {
         let member = self.member();
-        let env = next_env(self.env(), wiring.status.rank, wiring.status.world());
         let flight = member.status.flight().cloned();
         let flight = flight.expect("a group has a recorder from its beginning");
         let options: GroupOptions = member.options.clone();
         Self::assemble(env, options, wiring, flight)
-    }
-}
-
-/// The environment of a rank that has other numbers from now on, on one host.
-fn next_env(env: &WorkerEnv, rank: usize, world: usize) -> WorkerEnv {
-    WorkerEnv {
-        rank,
-        world,
-        local_rank: rank,
-        local_world: world,
-        ..env.clone()
     }
 }
 
@@ -411,35 +426,95 @@ mod tests {
 
     /// A launcher's store and page with ranks that are threads, which reach them as processes do.
     fn launched(world: usize, transport: Transport, rank: impl Fn(&JobPage, ProcessGroup) + Sync) {
+        launched_on(&[world], transport, |pages, group| rank(&pages[0], group));
+    }
+
+    /// The same with so many ranks on each node.
+    fn launched_on(
+        nodes: &[usize],
+        transport: Transport,
+        rank: impl Fn(&[JobPage], ProcessGroup) + Sync,
+    ) {
         let token = Token::generate().unwrap();
         let server = Server::bind("127.0.0.1:0".parse().unwrap(), &token).unwrap();
-        let page = JobPage::create_memfd(world).unwrap();
-        page.set_recovers();
+        let page = |slots: &usize| JobPage::create_memfd(*slots).unwrap();
+        let pages: Vec<JobPage> = nodes.iter().map(page).collect();
+        pages.iter().for_each(JobPage::set_recovers);
         let options = GroupOptions {
             transport,
             arena_bytes: Some(1 << 20),
             ..options(Duration::from_secs(30))
         };
+        let world = nodes.iter().sum();
+        let places = (0..).zip(nodes);
+        let places = places.flat_map(|(node, slots)| (0..*slots).map(move |slot| (node, slot)));
         std::thread::scope(|scope| {
-            for own in 0..world {
-                let (rank, options, page, token) = (&rank, &options, &page, &token);
+            for (own, (node, slot)) in places.enumerate() {
+                let (rank, options, pages, token) = (&rank, &options, &pages, &token);
                 let store = Some(server.addr().to_string());
                 scope.spawn(move || {
                     let env = WorkerEnv {
                         rank: own,
                         world,
-                        local_rank: own,
-                        local_world: world,
+                        local_rank: slot,
+                        local_world: nodes[node],
                         store,
                         token: token.clone(),
                         token_is_secret: true,
-                        page_fd: page.raw_fd(),
+                        page_fd: pages[node].raw_fd(),
                         ..WorkerEnv::alone()
                     };
-                    rank(page, ProcessGroup::connect(env, options).unwrap());
+                    rank(pages, ProcessGroup::connect(env, options).unwrap());
                 });
             }
         });
+    }
+
+    #[test]
+    fn the_ranks_of_several_nodes_go_on_in_another_store() {
+        for transport in [Transport::Tcp, Transport::Auto] {
+            // The first node has lost rank 1 and its place; the ranks of the second come first now.
+            launched_on(&[2, 2], transport, |pages, group| {
+                assert!(group.declare_recovery());
+                group.declare_admission();
+                let started = group.rank();
+                group.barrier().unwrap();
+                if started == 1 {
+                    return;
+                }
+                let token = &group.env().token;
+                let server = (started == 0).then(|| {
+                    let server = Server::bind("127.0.0.1:0".parse().unwrap(), token).unwrap();
+                    for (page, first, members) in
+                        [(&pages[0], 2, vec![0]), (&pages[1], 0, vec![0, 1])]
+                    {
+                        page.end_generation(0, 1);
+                        page.publish(&Generation {
+                            number: 3,
+                            world: 3,
+                            first,
+                            members,
+                            store: Some(server.addr().to_string()),
+                        });
+                    }
+                    server
+                });
+                group.barrier().unwrap_err();
+                let next = group.next_generation().unwrap();
+                assert_eq!((next.rank(), next.world()), ([2, 9, 0, 1][started], 3));
+                assert_eq!(
+                    (next.generation(), next.local_world()),
+                    (3, [1, 0, 2, 2][started])
+                );
+                assert_eq!(sum(&next, started), 5.0);
+                next.blame((next.rank() + 1) % 3);
+                let blamed = next.slot().victim_in(3);
+                assert_eq!(blamed, Some([2, 9, 3, 0][started]));
+                drop(group);
+                next.barrier().unwrap();
+                drop(server);
+            });
+        }
     }
 
     #[test]

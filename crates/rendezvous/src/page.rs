@@ -2,7 +2,7 @@
 //! launcher says which ranks go on after others are lost.
 //!
 //! ```text
-//! byte    0  header, 1280 bytes                          byte 1280 + 256 * r  slot of local rank r
+//! byte    0  header, 1920 bytes                          byte 1920 + 256 * r  slot of local rank r
 //!         0  magic "PACEPAGE"  u64                           0  step        u64
 //!         8  version           u32                           8  seq         u64
 //!        12  slots             u32                          16  since       u64  CLOCK_MONOTONIC, ns; 0 = no activity yet
@@ -19,12 +19,14 @@
 //!                                   that ranks may form     68  recovers    u32  0 no, 1 yes
 //!       128  stop signal       i32  0 = none                72  in generation  u32, and there
 //!       192  culprit           u32  rank + 1, 0 = none      76  victim of   u32  rank + 1, 0 = none
-//!       196  bytes of text     u32                          80  member of   u32  even generation; 0 has all
+//!       196  bytes of text     u32                          80  member of   u32  generation at 1280
 //!       200  text, 1000 bytes                               84  as          u32  rank in it + 1
-//!                                                           88  member of   u32  odd generation
-//!                                                           92  as          u32  rank in it + 1
-//!                                                           96  admits      u32  0 no, 1 yes
-//!                                                          100  joins       u32  0 no, 1 is ready, 2 has joined
+//!      1280  generation        u32                          88  member of   u32  generation at 1600
+//!      1284  its ranks on all  u32                          92  as          u32  rank in it + 1
+//!            nodes                                          96  admits      u32  0 no, 1 yes
+//!      1288  bytes of address  u32                         100  joins       u32  0 no, 1 is ready, 2 has joined
+//!      1292  address of its store, 308 bytes
+//!      1600  another generation, in the same way
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory

@@ -16,7 +16,7 @@ use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 5;
+pub(super) const PROTOCOL: u32 = 6;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
 /// between hosts one connection is often held back by one core or one path of the network.
 const SOCKETS_ON_ONE_HOST: usize = 1;
@@ -52,6 +52,8 @@ pub(super) struct Record {
     pub(super) port: u16,
     /// Data connections of each pair that it asks for.
     pub(super) sockets: Option<usize>,
+    /// The rank that its process was started with.
+    pub(super) started: usize,
 }
 
 impl Record {
@@ -253,6 +255,7 @@ mod tests {
             tcp: vec!["127.0.0.1".parse().unwrap()],
             port: 1,
             sockets: None,
+            started: rank,
         }
     }
 

@@ -8,8 +8,9 @@
 //!   ranks agree on the moment, and the first of them to leave says that the new one has begun. A rank that is lost before that
 //!   ends both.
 //!
-//! So at most one generation follows the one that has begun. The slots hold their members by parity. A generation is over for good,
-//! and the page with its newest generation goes on. If only "the page" were over, two ranks that look at different moments would
+//! So at most one generation follows the one that has begun, and there are two places for them. A generation has ranks on the pages
+//! of all its nodes; their launchers publish it under the same number. A generation is over for good, and the page with its newest
+//! generation goes on. If only "the page" were over, two ranks that look at different moments would
 //! form different groups and wait for each other.
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -26,10 +27,16 @@ const HAS_JOINED: u32 = 2;
 /// A generation that ranks can form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
-    /// 0 for the ranks that the job began with.
+    /// Grows; 0 is for the ranks that the job began with.
     pub number: u32,
-    /// Its slots, in the order of their ranks.
+    /// How many ranks it has, on all nodes.
+    pub world: usize,
+    /// The rank of the first slot; those of the others follow.
+    pub first: usize,
+    /// Its slots on this page, in the order of their ranks.
     pub members: Vec<usize>,
+    /// Address of the store in which its ranks meet, if that is not the job's first.
+    pub store: Option<String>,
 }
 
 impl JobPage {
@@ -60,33 +67,66 @@ impl JobPage {
         self.changed();
     }
 
-    /// Publishes the generation after the newest one, which has ended. Returns its number.
+    /// Publishes the generation after the newest one, which has ended, with these slots and no other node. Returns its number.
     ///
     /// Only the launcher may call it.
     pub fn publish_generation(&self, members: &[usize]) -> u32 {
-        let number = self.write_generation(members);
-        self.begin_generation(number);
-        number
+        let next = self.next_on_one_node(members);
+        self.publish(&next);
+        next.number
     }
 
-    /// Invites the ranks of the newest generation, which has begun, to form the one after it. Returns its number.
+    /// Publishes a generation of any nodes. It comes after the newest one, which has ended.
+    ///
+    /// Only the launcher may call it.
+    pub fn publish(&self, next: &Generation) {
+        self.write_generation(next);
+        self.begin_generation(next.number);
+    }
+
+    /// Invites the ranks of the newest generation, which has begun, to form the one after it, with these slots and no other
+    /// node. Returns its number.
     ///
     /// Only the launcher may call it.
     pub fn invite_generation(&self, members: &[usize]) -> u32 {
-        let number = self.write_generation(members);
-        self.changed();
-        number
+        let next = self.next_on_one_node(members);
+        self.invite(&next);
+        next.number
     }
 
-    fn write_generation(&self, members: &[usize]) -> u32 {
-        let number = self.newest_generation().saturating_add(1);
-        for (rank, member) in members.iter().enumerate() {
-            let slot = self.slot(*member);
-            let words = &slot.raw().member_of;
-            words[parity(number)].store(layout::tagged(Some(rank), number), SeqCst);
+    /// Invites the ranks of the newest generation, which has begun, to form a later one of any nodes.
+    ///
+    /// Only the launcher may call it.
+    pub fn invite(&self, next: &Generation) {
+        self.write_generation(next);
+        self.changed();
+    }
+
+    fn next_on_one_node(&self, members: &[usize]) -> Generation {
+        Generation {
+            number: self.newest_generation().saturating_add(1),
+            world: members.len(),
+            first: 0,
+            members: members.to_vec(),
+            store: None,
+        }
+    }
+
+    fn write_generation(&self, next: &Generation) {
+        let number = next.number;
+        let numbers = self.header().generations.each_ref();
+        let begun = self.begun_generation();
+        // Not over the one that has begun.
+        let place = usize::from(numbers[0].number.load(SeqCst) == begun);
+        let raw = numbers[place];
+        raw.number.store(number, SeqCst);
+        raw.world.store(next.world as u32, SeqCst);
+        raw.write_store(next.store.as_deref().unwrap_or_default());
+        for (rank, member) in (next.first..).zip(&next.members) {
+            let word = layout::tagged(Some(rank), number);
+            self.slot(*member).raw().member_of[place].store(word, SeqCst);
         }
         self.header().generation.store(number, SeqCst);
-        number
     }
 
     /// Whether the launcher invites the ranks of this generation to form the next one. Two loads.
@@ -121,14 +161,20 @@ impl JobPage {
     /// Sleeps until a generation after `after` has begun that has not ended. Nothing if the page is revoked first, or
     /// `timeout` is over.
     pub fn wait_generation(&self, after: u32, timeout: Duration) -> Option<Generation> {
+        self.wait_for(timeout, || {
+            self.current().filter(|current| current.number > after)
+        })
+    }
+
+    fn wait_for<T>(&self, timeout: Duration, look: impl Fn() -> Option<T>) -> Option<T> {
         let started = Instant::now();
         loop {
             let seen = self.header().changes.load(SeqCst);
             if self.is_revoked() {
                 return None;
             }
-            if let Some(current) = self.current().filter(|current| current.number > after) {
-                return Some(current);
+            if let Some(found) = look() {
+                return Some(found);
             }
             let left = timeout.saturating_sub(started.elapsed());
             if left.is_zero() {
@@ -138,31 +184,44 @@ impl JobPage {
         }
     }
 
-    /// The newest generation that has begun, unless it has ended.
+    /// Sleeps until the launcher has invited the ranks of this generation, or published a later one. Returns the number of that
+    /// one; nothing if the page is revoked first, or `timeout` is over.
+    pub fn wait_invitation(&self, number: u32, timeout: Duration) -> Option<u32> {
+        self.wait_for(timeout, || {
+            Some(self.newest_generation()).filter(|newest| *newest > number)
+        })
+    }
+
+    /// The newest generation that has begun, unless it is the first or has ended.
     fn current(&self) -> Option<Generation> {
+        let header = self.header();
         loop {
-            let header = self.header();
             let numbers = || (header.generation.load(SeqCst), header.begun.load(SeqCst));
             let (newest, number) = numbers();
+            let mut places = header.generations.iter();
+            let place = places.position(|raw| raw.number.load(SeqCst) == number && number != 0)?;
             let rank_of = |slot: usize| {
-                let raw = self.0.slot(slot);
-                let word = raw.member_of[parity(number)].load(SeqCst);
+                let word = self.0.slot(slot).member_of[place].load(SeqCst);
                 let (rank, of) = layout::untagged(word);
-                match number {
-                    0 => Some((slot, slot)),
-                    _ => Some((rank.filter(|_| of == number)?, slot)),
-                }
+                Some((rank.filter(|_| of == number)?, slot))
             };
             let mut members: Vec<_> = (0..self.slots()).filter_map(rank_of).collect();
             members.sort_unstable();
-            let members = members.into_iter().map(|(_, slot)| slot).collect();
-            // The launcher writes over the slots of this generation only after it has ended, or after a later one has begun.
+            let raw = &header.generations[place];
+            let current = Generation {
+                number,
+                world: raw.world.load(SeqCst) as usize,
+                first: members.first().map_or(0, |(rank, _)| *rank),
+                members: members.into_iter().map(|(_, slot)| slot).collect(),
+                store: raw.read_store(),
+            };
+            // The launcher writes over this generation only after it has ended, or after a later one has begun.
             let (_, below) = layout::untagged(header.ended.load(SeqCst));
             if number < below {
                 return None;
             }
             if numbers() == (newest, number) {
-                return Some(Generation { number, members });
+                return Some(current);
             }
         }
     }
@@ -235,23 +294,55 @@ impl Slot {
     }
 }
 
-/// The place in a slot of the members of a generation.
-fn parity(number: u32) -> usize {
-    number as usize % 2
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn of(number: u32, members: &[usize]) -> Generation {
+        Generation {
+            number,
+            world: members.len(),
+            first: 0,
+            members: members.to_vec(),
+            store: None,
+        }
+    }
+
+    #[test]
+    fn a_generation_has_ranks_on_several_pages() {
+        let pages = [3, 2].map(|slots| JobPage::private(slots).unwrap());
+        let store = Some("node1:29500".to_owned());
+        let parts = [(0, vec![0, 2]), (2, vec![1])].map(|(first, members)| Generation {
+            number: 5,
+            world: 3,
+            first,
+            members,
+            store: store.clone(),
+        });
+        for (page, part) in pages.iter().zip(&parts) {
+            page.end_generation(0, 4);
+            page.publish(part);
+            assert_eq!(page.current().as_ref(), Some(part));
+        }
+        // The second page hears of the next one later; its ranks have agreed already.
+        let waits = |page: &JobPage| page.wait_invitation(5, Duration::ZERO);
+        assert_eq!(waits(&pages[1]), None);
+        let next = Generation {
+            number: 9,
+            world: 4,
+            members: vec![0, 1],
+            ..parts[1].clone()
+        };
+        pages[1].invite(&next);
+        assert_eq!(waits(&pages[1]), Some(9));
+        assert_eq!(pages[1].current().as_ref(), Some(&parts[1]));
+        pages[1].begin_generation(9);
+        assert_eq!(pages[1].current(), Some(next));
+    }
+
     #[test]
     fn a_generation_ends_for_good_and_the_next_one_has_the_ranks_that_are_left() {
         let page = JobPage::private(4).unwrap();
-        let all = Generation {
-            number: 0,
-            members: vec![0, 1, 2, 3],
-        };
-        assert_eq!(page.current(), Some(all));
         page.end_generation(0, 2);
         assert_eq!(page.current(), None);
         let end = page.end_of_generation(0).unwrap();
@@ -266,10 +357,7 @@ mod tests {
             "generation 1 has ended before anybody saw it"
         );
         page.publish_generation(&[1, 3]);
-        let last = Generation {
-            number: 2,
-            members: vec![1, 3],
-        };
+        let last = of(2, &[1, 3][..]);
         assert_eq!(page.wait_generation(0, Duration::ZERO), Some(last));
         assert_eq!(page.wait_generation(2, Duration::ZERO), None);
         assert!(page.end_of_generation(1).is_some() && page.end_of_generation(2).is_none());
@@ -321,10 +409,7 @@ mod tests {
         let page = JobPage::private(3).unwrap();
         page.end_generation(0, 1);
         page.publish_generation(&[0, 2]);
-        let two = Generation {
-            number: 1,
-            members: vec![0, 2],
-        };
+        let two = of(1, &[0, 2][..]);
         page.clear_slot(1);
         assert_eq!(page.invite_generation(&[0, 2, 1]), 2);
         assert_eq!(page.current(), Some(two));
@@ -333,10 +418,7 @@ mod tests {
 
         page.begin_generation(2);
         page.begin_generation(2);
-        let all = Generation {
-            number: 2,
-            members: vec![0, 2, 1],
-        };
+        let all = of(2, &[0, 2, 1][..]);
         assert_eq!(page.wait_generation(1, Duration::ZERO), Some(all));
         assert!(!page.is_invited(1) && !page.is_invited(2));
 
@@ -346,10 +428,7 @@ mod tests {
         assert_eq!(page.current(), None);
         assert_eq!(page.publish_generation(&[1, 2]), 4);
         page.begin_generation(3);
-        let left = Generation {
-            number: 4,
-            members: vec![1, 2],
-        };
+        let left = of(4, &[1, 2][..]);
         assert_eq!(page.wait_generation(2, Duration::ZERO), Some(left));
     }
 

@@ -8,10 +8,13 @@ use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
+
+/// Longest address of a generation's store in bytes.
+pub(super) const STORE_BYTES_MAX: usize = 308;
 
 /// Words that are polled, words that are written and the text lie in cache lines of their own.
 #[repr(C, align(64))]
@@ -35,6 +38,16 @@ pub(super) struct Header {
     text_bytes: AtomicU32,
     text: [AtomicU8; REVOCATION_TEXT_BYTES_MAX],
     _rest: [u8; 80],
+    /// The generation that has begun and the one after it, in either order.
+    pub(super) generations: [RawGeneration; 2],
+}
+
+#[repr(C, align(64))]
+pub(super) struct RawGeneration {
+    pub(super) number: AtomicU32,
+    pub(super) world: AtomicU32,
+    store_bytes: AtomicU32,
+    store: [AtomicU8; STORE_BYTES_MAX],
 }
 
 #[repr(C, align(64))]
@@ -55,7 +68,7 @@ pub(super) struct RawSlot {
     pub(super) recovers: AtomicU32,
     /// The generation and the culprit, [`tagged`].
     pub(super) blame: AtomicU64,
-    /// The newest even generation and the rank in it, [`tagged`]; the newest odd one.
+    /// For each place in the header's `generations`, the generation and the rank in it, [`tagged`].
     pub(super) member_of: [AtomicU64; 2],
     pub(super) admits: AtomicU32,
     pub(super) joins: AtomicU32,
@@ -64,7 +77,8 @@ pub(super) struct RawSlot {
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
 const _: () = {
-    assert!(size_of::<Header>() == 1280 && size_of::<RawSlot>() == 256);
+    assert!(size_of::<Header>() == 1920 && size_of::<RawSlot>() == 256);
+    assert!(std::mem::offset_of!(Header, generations) == 1280 && size_of::<RawGeneration>() == 320);
     assert!(std::mem::offset_of!(Header, revoked) == 64);
     assert!(std::mem::offset_of!(Header, ended) == 72);
     assert!(std::mem::offset_of!(Header, recovers) == 84);
@@ -147,6 +161,25 @@ impl Header {
     }
 }
 
+impl RawGeneration {
+    pub(super) fn write_store(&self, address: &str) {
+        let bytes = address.as_bytes();
+        let bytes = &bytes[..bytes.len().min(STORE_BYTES_MAX)];
+        for (cell, byte) in self.store.iter().zip(bytes) {
+            cell.store(*byte, Relaxed);
+        }
+        self.store_bytes.store(bytes.len() as u32, Relaxed);
+    }
+
+    /// Another process wrote this: neither length nor text is trusted.
+    pub(super) fn read_store(&self) -> Option<String> {
+        let bytes = (self.store_bytes.load(Relaxed) as usize).min(STORE_BYTES_MAX);
+        let cells = self.store[..bytes].iter();
+        let text = cells.map(|cell| cell.load(Relaxed)).collect();
+        String::from_utf8(text).ok().filter(|text| !text.is_empty())
+    }
+}
+
 impl RawSlot {
     /// Zeroes all of it, for another process.
     pub(super) fn clear(&self) {
@@ -166,12 +199,12 @@ impl RawSlot {
             misconfigured,
             recovers,
             blame,
-            member_of: [even, odd],
+            member_of: [one, other],
             admits,
             joins,
             _rest: _,
         } = self;
-        for word in [step, seq, since_ns, stopped_at, blame, even, odd] {
+        for word in [step, seq, since_ns, stopped_at, blame, one, other] {
             word.store(0, SeqCst);
         }
         stopped_by.store(0, SeqCst);
