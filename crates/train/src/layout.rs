@@ -38,7 +38,9 @@ impl Layout {
         }
         let pp = layout.pp.as_ref().map_or(1, |pp| pp.ranks);
         let pipelines = world.world() / pp;
-        let tp = config.tp.map_or(1, |parts| tp_ranks(parts, pipelines));
+        let tp = config
+            .tp
+            .map_or(1, |_| pipelines / config.dp.clamp(1, pipelines));
         let dims = [("dp", pipelines / tp), ("pp", pp), ("tp", tp)];
         let mesh = DeviceMesh::new(world, &dims)?;
         if let Some(parts) = config.tp {
@@ -115,9 +117,4 @@ impl Layout {
         }
         Some(text)
     }
-}
-
-/// The ranks of a stage that share so many parts, if a stage has so many ranks: all, or one for each part.
-pub(crate) fn tp_ranks(parts: usize, ranks: usize) -> usize {
-    parts.min(ranks)
 }

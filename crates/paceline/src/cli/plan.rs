@@ -65,10 +65,11 @@ Examples:
 
 const HEADING: &str = "Machines";
 /// Settings that a plan does not depend on.
-const NOT_HERE: [&str; 8] = [
+const NOT_HERE: [&str; 9] = [
     "strategy",
     "devices",
     "zero",
+    "dp",
     "tp",
     "pp",
     "sequence_parallel",

@@ -9,6 +9,7 @@ use super::settings::Settings;
 use super::table::{Need, OptionRow};
 use super::value::{Setting, Source, Value};
 use super::{Recovery, Strategy, TrainConfig, Zero};
+use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
 /// machine's.
@@ -22,6 +23,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
+    check_replicas(settings, ranks, &cited)?;
     check_hook(settings)?;
     check_recovery(settings)?;
     check_shares(settings, ranks, &cited)
@@ -291,6 +293,31 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
             .unwrap_or("see --pp, --pp-chunks and --pp-cuts".into());
         ConfigError::new(error.to_string(), hint)
     })
+}
+
+/// Replicas that do not share the ranks evenly, or whose ranks do not share the parts evenly.
+fn check_replicas(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
+    let count = |key| settings.count(key).unwrap_or(1);
+    let (replicas, stages, parts) = (count("dp"), count("pp"), count("tp"));
+    // The table bounds all three, so products cannot overflow.
+    let pipelines = replicas * stages;
+    if ranks.is_multiple_of(pipelines) && parts.is_multiple_of(ranks / pipelines) {
+        return Ok(());
+    }
+    let asked = ["dp", "pp", "tp"].into_iter();
+    let asked = asked.filter(|key| *key == "dp" || count(key) > 1);
+    let asked: Vec<String> = asked
+        .map(|key| format!("`{key}` {}", settings.need(key).cite()))
+        .collect();
+    let needs = if asked.len() == 1 { "needs" } else { "need" };
+    let ranks = plural(pipelines * parts, "rank");
+    Err(ConfigError::new(
+        format!(
+            "{} {needs} {ranks}, but the job has {cited}",
+            asked.join(" and ")
+        ),
+        format!("start {ranks}, or omit --dp"),
+    ))
 }
 
 /// The value of `pp_cuts` for stages of equal time.

@@ -107,6 +107,10 @@ pub(super) fn numbers_and_names(
     machine: &Surroundings,
     ranks: Option<u64>,
 ) {
+    // A resumed run has as many replicas as its ranks make now.
+    if matches!(settings.need("dp").source, Source::Run(_)) {
+        settings.choose("dp", "auto", "the ranks of now");
+    }
     if settings.word("nproc_per_node") == Some("auto") {
         let (ranks, note) = auto_ranks(settings, machine);
         settings.choose("nproc_per_node", ranks, note);
@@ -124,6 +128,10 @@ pub(super) fn numbers_and_names(
         of_replica => ((ranks / of_replica).max(1), "one per replica"),
     };
     settings.set_default("shards", shards, Some(note));
+    if settings.word("dp") == Some("auto") {
+        let replicas = (ranks / replica_ranks(settings, ranks)).max(1);
+        settings.choose("dp", replicas, "auto: as many as the ranks make");
+    }
     let task = settings.word("task").unwrap_or_default();
     let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
     let note = Some("task and start, UTC");
@@ -133,6 +141,9 @@ pub(super) fn numbers_and_names(
 /// The ranks of a replica: all that share the stages of `pp` and the parts of `tp`.
 pub(super) fn replica_ranks(settings: &Settings, ranks: u64) -> u64 {
     let stages = settings.count("pp").unwrap_or(1);
+    if let Some(replicas) = settings.count("dp") {
+        return (ranks / replicas).max(1);
+    }
     let of_stage = (ranks / stages).max(1);
     stages * settings.count("tp").map_or(1, |parts| parts.min(of_stage))
 }
@@ -155,6 +166,13 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
     if gpus > 0 {
         return (gpus, "auto: one per GPU");
     }
+    let stages = settings.count("pp").unwrap_or(1);
+    let parts = settings.count("tp");
+    if let Some(replicas) = settings.count("dp") {
+        // Cannot overflow: the table bounds all three.
+        let ranks = replicas * stages * parts.unwrap_or(1);
+        return (ranks, "auto: the ranks of `dp`, `pp` and `tp`");
+    }
     let (wanted, note) = match kind(settings).filter(|kind| kind.is_gpu()) {
         Some(kind) => match (machine.survey)(kind) {
             Ok(found) => (found.count as u64, "auto: one per GPU"),
@@ -166,8 +184,7 @@ fn auto_ranks(settings: &Settings, machine: &Surroundings) -> (u64, &'static str
             "auto: one per core, at most two",
         ),
     };
-    let stages = settings.count("pp").unwrap_or(1);
-    if let Some(parts) = settings.count("tp") {
+    if let Some(parts) = parts {
         // One rank always fits.
         let mut fitting = (1..=wanted / stages).rev();
         let fitting = fitting.find(|ranks| parts_fit(parts, *ranks));

@@ -314,6 +314,11 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
         let value = DeviceKind::Cpu.name().into();
         settings.set("device", Setting::new(value, Source::Default));
     }
+    if settings.need("dp").source == Source::Default {
+        let ranks = settings.count("nproc_per_node").unwrap_or(1);
+        let replicas = (ranks / derive::replica_ranks(&settings, ranks)).max(1);
+        settings.set("dp", Setting::new(replicas.into(), Source::Default));
+    }
     let lacking = |row: &&super::OptionRow| {
         matches!(row.fallback, Fallback::Derived(_)) && settings.get(row.key).is_none()
     };
@@ -332,6 +337,7 @@ fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError
     let open = [
         ("nproc_per_node", settings.count("nproc_per_node").is_none()),
         ("device", derive::kind(settings).is_none()),
+        ("dp", settings.count("dp").is_none()),
         ("resume", settings.path("resume").is_some()),
     ];
     match open.into_iter().find(|(_, open)| *open) {

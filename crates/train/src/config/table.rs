@@ -311,6 +311,10 @@ settings! {
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too, 3 the weights of blocks too; \
          the bits stay the same")
         .or("0").needs(Need::Group);
+    dp: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
+        "Replicas of the model (data parallelism); auto is as many as the ranks make with --pp and --tp. With fewer, several ranks \
+         have the parts of one")
+        .or("auto");
     tp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Parts of each matrix of a language model (tensor parallelism), on as many ranks or fewer; the bits depend on the parts, \
          not on the ranks")

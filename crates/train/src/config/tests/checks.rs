@@ -90,6 +90,24 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
         "`tp` is 2 (flag --tp), but 6 (flag --nproc-per-node) ranks are 3 for each stage of `pp` 2 (flag --pp): neither divides the other\n\
          hint: start 4 ranks or a multiple of them, or 2 with all parts of a stage on one",
     );
+    refuse(
+        &[("dp", "3"), ("tp", "2")],
+        "`dp` 3 (flag --dp) and `tp` 2 (flag --tp) need 6 ranks, but the job has 4 (flag --nproc-per-node)\n\
+         hint: start 6 ranks, or omit --dp",
+    );
+    let asked = [("task", "lm"), ("dp", "2"), ("tp", "4"), ("pp", "2")];
+    let ranks = |more: &[(&str, &str)]| {
+        let resolved = with_flags(&[&asked[..], more].concat()).expect("it fits");
+        let config = resolved.config();
+        (config.nproc_per_node, config.dp, config.shards)
+    };
+    assert_eq!(ranks(&[]), (16, 2, 2));
+    assert_eq!(
+        ranks(&[("nproc_per_node", "8")]),
+        (8, 2, 2),
+        "two parts on each rank"
+    );
+    assert_eq!(ranks(&[("nproc_per_node", "8"), ("dp", "auto")]), (8, 1, 1));
     let both = &[("task", "lm"), ("pp", "2"), ("tp", "4")];
     let resolved = with_flags(both).expect("it fits");
     assert_eq!(

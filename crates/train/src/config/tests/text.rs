@@ -45,6 +45,7 @@ backend            auto                         default
 reduction          tree                         default
 comm_hook          none                         default
 zero               0                            default
+dp                 2                            default (auto: as many as the ranks make)
 tp                 none                         default (whole matrices)
 sequence_parallel  off                          default
 pp                 none                         default (whole models)
