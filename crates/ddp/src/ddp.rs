@@ -140,7 +140,7 @@ pub struct Ddp {
     deferred: Deferred,
     /// The signal that the ranks agreed on in the last step.
     stop: Option<StopSignal>,
-    /// Whether the scaler skipped the last step.
+    /// Whether all ranks skipped the last step.
     skipped: bool,
     /// Rounds of steps that ranks take by themselves.
     rounds: Option<Rounds>,
@@ -417,7 +417,7 @@ impl Ddp {
         self.options.recovery
     }
 
-    /// Whether the last step changed nothing because the scaler found an infinity or NaN, see [`Reduced::skipped`].
+    /// Whether the last step changed nothing because it had an infinity or NaN, see [`Reduced::skipped`].
     pub fn has_skipped(&self) -> bool {
         self.skipped
     }

@@ -254,41 +254,33 @@ impl GradScaler {
         format!("{:?}", self.state_dict())
     }
 
-    /// Like [`unscale`](Self::unscale), for the ranks' averages, in their own memory. `vote` makes the verdict over slices
-    /// that of all ranks.
-    pub(crate) fn unscale_means(
-        &self,
-        means: &mut Means,
-        vote: impl FnOnce(bool) -> Result<bool, DdpError>,
-    ) -> Result<bool, DdpError> {
-        if !self.enabled {
-            return Ok(false);
-        }
-        let found = match means {
-            Means::Host(values) => {
-                let mut values = values.iter().flatten().flatten();
-                values.any(|value| !value.is_finite())
-            }
-            Means::Device(values) => {
-                let mut bad = None;
-                for mean in values.iter().flatten() {
-                    see(&mut bad, mean.clone());
-                }
-                found(bad)?
-            }
-        };
-        let found = vote(found)?;
-        if found {
-            means.clear();
-        } else {
+    /// Unscales the ranks' averages in their own memory.
+    pub(crate) fn unscale_means(&self, means: &mut Means) {
+        if self.enabled {
             means.scale(self.inverse());
         }
-        Ok(found)
     }
 
     /// 1 / scale, divided in f64.
     fn inverse(&self) -> f32 {
         f64::from(self.state.scale).recip() as f32
+    }
+}
+
+/// Whether every average is finite.
+pub(crate) fn are_finite(means: &Means) -> Result<bool, DdpError> {
+    match means {
+        Means::Host(values) => {
+            let mut values = values.iter().flatten().flatten();
+            Ok(values.all(|value| value.is_finite()))
+        }
+        Means::Device(values) => {
+            let mut bad = None;
+            for mean in values.iter().flatten() {
+                see(&mut bad, mean.clone());
+            }
+            Ok(!found(bad)?)
+        }
     }
 }
 

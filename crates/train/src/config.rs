@@ -220,6 +220,16 @@ pub enum Recovery {
     None,
 }
 
+/// What follows a loss or gradient that is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NonFinite {
+    /// The job ends.
+    Stop,
+    /// The step changes nothing.
+    Skip,
+}
+
 /// The built-in tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

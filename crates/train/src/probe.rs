@@ -22,7 +22,7 @@ use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
 use crate::stages::Stages;
 use crate::task::{Part, TrainTask};
-use crate::trainer::{RankBatch, sum};
+use crate::trainer::RankBatch;
 
 /// Measured steps, after one to warm up.
 const STEPS: usize = 3;
@@ -134,7 +134,7 @@ fn measure<T: TrainTask>(
             true => Recompute::Blocks,
             false => Recompute::None,
         },
-        ..ddp_options(config, &task, 0)
+        ..ddp_options(config, &task)
     };
     let rest = reset_peak() - file_bytes();
     device.seed(config.seed);
@@ -181,7 +181,7 @@ fn whole_steps<T: TrainTask>(
     let layout = Layout::new(config, group)?;
     device.seed(config.seed);
     let net = task.model(config, &device, &layout)?;
-    let options = ddp_options(config, &task, sum::COUNT);
+    let options = ddp_options(config, &task);
     let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
     let to_start = peak();
     let parts = config.shards * config.accumulate;

@@ -19,7 +19,7 @@ pub(crate) struct StepRecord {
     /// The loss scale, if losses are scaled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) scale: Option<f32>,
-    /// Whether the step was skipped because a gradient was not finite, if losses are scaled.
+    /// Whether the step was skipped because its loss or a gradient was not finite, if such steps are skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<bool>,
     pub(crate) seconds: f64,
@@ -73,7 +73,7 @@ pub(crate) struct EpochRecord {
     pub(crate) samples_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tokens_per_second: Option<f64>,
-    /// Steps skipped in the epoch, if losses are scaled.
+    /// Steps skipped in the epoch, if any may be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped_steps: Option<u64>,
 }

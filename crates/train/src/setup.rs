@@ -9,7 +9,7 @@ use paceline_ddp::sampler::{
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::config::{self, Recovery, Strategy, TrainConfig, Zero};
+use crate::config::{self, NonFinite, Recovery, Strategy, TrainConfig, Zero};
 use crate::error::TrainError;
 use crate::run_dir;
 use crate::task::{Part, TrainTask};
@@ -33,7 +33,7 @@ pub(crate) fn sharded_batches(
     Ok(batches)
 }
 
-pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: usize) -> DdpOptions {
+pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOptions {
     let bytes = config.bucket_bytes();
     let mut settings = agreed_settings(config);
     let samples = task.len(Part::Train) + task.len(Part::HeldOut);
@@ -55,7 +55,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T, sums: us
         recompute: config.recompute(),
         // Only f16 has so small a range that losses must be scaled.
         scaler: (config.precision == Precision::F16).then(GradScaler::default),
-        sums,
+        skip_non_finite: config.non_finite != NonFinite::Stop,
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,

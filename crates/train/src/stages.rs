@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::evaluate::Sums;
 use crate::language::{LanguageModel, Sequences, Text};
 use crate::task::{Part, TrainTask};
-use crate::trainer::{RankBatch, sum};
+use crate::trainer::RankBatch;
 
 /// A pipeline of a task's model.
 pub(crate) trait Stages<T: TrainTask> {
@@ -256,7 +256,7 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
                 device: shard.device().clone(),
             };
             for (micro_batch, loss) in pipeline.shard(shard, &batches)?.into_iter().enumerate() {
-                shard.add(sum::LOSS, loss * batches.weight(micro_batch));
+                shard.add_loss(loss * batches.weight(micro_batch));
             }
             Ok(())
         })

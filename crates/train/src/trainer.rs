@@ -18,7 +18,7 @@ use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Recovery, Strategy, Task, TrainConfig};
+use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
 use crate::console::{Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -45,14 +45,6 @@ pub enum End {
         /// The signal.
         signal: StopSignal,
     },
-}
-
-/// Sums that travel with every step, by slot.
-pub(crate) mod sum {
-    /// Loss times predictions.
-    pub(crate) const LOSS: usize = 0;
-    /// Number of sums.
-    pub(crate) const COUNT: usize = 1;
 }
 
 /// Trains with `config` as one rank of `group`. Rank 0 reports in the format `output`.
@@ -182,6 +174,8 @@ struct Trainer<'a, T: TrainTask> {
     epoch_predictions: f64,
     /// Steps skipped since the start of the epoch or of the resumed job.
     epoch_skipped: u64,
+    /// The last steps, if they were skipped for numbers that are not finite.
+    skipped_in_a_row: u32,
     /// Rank 0 was lost, maybe while it wrote a checkpoint.
     has_to_save: bool,
 }
@@ -193,6 +187,9 @@ fn is_due(every: u64, step: u64) -> bool {
 
 /// Smallest sensible loss scale, f16's smallest number: gradients that still overflow are above 1e12.
 const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
+
+/// After so many skipped steps in a row the weights themselves are useless.
+const SKIPPED_IN_A_ROW_MAX: u32 = 10;
 
 impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
@@ -219,7 +216,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
         let mut batches = sharded_batches(config, task.len(Part::Train), position)?;
         let total_steps = batches.steps_per_epoch() * config.epochs as u64;
-        let options = ddp_options(config, &*task, sum::COUNT);
+        let options = ddp_options(config, &*task);
         let net = match config.strategy {
             Strategy::Model => task.place(net, &devices),
             _ => net,
@@ -271,6 +268,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_start: Instant::now(),
             epoch_predictions: 0.0,
             epoch_skipped: 0,
+            skipped_in_a_row: 0,
             has_to_save: false,
             output,
             config,
@@ -389,34 +387,20 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.ddp.time_device(self.config.trace == Some(self.step));
         let reduced = self.reduce(&net, plan, loaded)?;
         self.follow()?;
-        let (step, loss) = (self.step, reduced.sums[sum::LOSS] / reduced.weight as f32);
-        if !loss.is_finite() {
-            return Err(TrainError::NotFinite {
-                message: format!("the loss is {loss} at step {step}: training has diverged"),
-                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
-            });
-        }
-        if reduced.skipped && reduced.scale < LEAST_SCALE {
-            return Err(TrainError::NotFinite {
-                message: format!(
-                    "the gradients of step {step} are not finite, even with the loss scaled by {:e}",
-                    reduced.scale
-                ),
-                hint: "train with --precision bf16, which has the range of f32, or check why the gradients are so large",
-            });
-        }
+        let loss = reduced.loss as f32;
+        self.judge_numbers(&reduced, loss)?;
         self.observer.step(&reduced.timeline);
         let lr = self.schedule.rate(self.step);
         let Reduced {
             grads,
             weight,
-            sums,
             grad_norm,
             skipped,
             scale,
             mut timeline,
             ..
         } = reduced;
+        let may_skip = self.may_skip();
         let optimizing = Instant::now();
         let net = self.optimizer.step(lr, net, grads)?;
         self.net = Some(self.ddp.average(net)?);
@@ -426,8 +410,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
         self.checkpoints.record(&self.ddp, plan)?;
         self.step += 1;
-        self.progress.epoch_sums[0] += f64::from(sums[sum::LOSS]);
-        self.progress.epoch_sums[1] += weight;
+        if loss.is_finite() {
+            self.progress.epoch_sums[0] += reduced.loss * weight;
+            self.progress.epoch_sums[1] += weight;
+        }
         self.epoch_predictions += weight;
         self.epoch_skipped += u64::from(skipped);
         self.console.step(self.step, loss);
@@ -443,7 +429,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 tokens,
                 grad_norm,
                 scale: self.ddp.scaler().map(|_| scale),
-                skipped: self.ddp.scaler().map(|_| skipped),
+                skipped: may_skip.then_some(skipped),
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
@@ -463,6 +449,52 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.save(&plan.after)?;
         }
         self.admit(&plan.after)
+    }
+
+    fn may_skip(&self) -> bool {
+        self.ddp.scaler().is_some() || self.config.non_finite != NonFinite::Stop
+    }
+
+    /// Says what becomes of a step whose loss or gradients are not finite.
+    ///
+    /// *Errors*: the job ends because of it.
+    fn judge_numbers(&mut self, reduced: &Reduced, loss: f32) -> Result<(), TrainError> {
+        let (step, skipped) = (self.step, reduced.skipped);
+        let what = match loss.is_finite() {
+            true => "a gradient is not finite".to_owned(),
+            false => format!("the loss is {loss}"),
+        };
+        if self.config.non_finite == NonFinite::Stop && !loss.is_finite() {
+            return Err(TrainError::NotFinite {
+                message: format!("{what} at step {step}: training has diverged"),
+                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
+            });
+        }
+        if skipped && reduced.scale < LEAST_SCALE {
+            return Err(TrainError::NotFinite {
+                message: format!(
+                    "the gradients of step {step} are not finite, even with the loss scaled by {:e}",
+                    reduced.scale
+                ),
+                hint: "train with --precision bf16, which has the range of f32, or check why the gradients are so large",
+            });
+        }
+        // A scaler looks for its scale by skipping steps, and ends when that is too small.
+        if !skipped || (self.ddp.scaler().is_some() && loss.is_finite()) {
+            self.skipped_in_a_row = 0;
+            return Ok(());
+        }
+        self.skipped_in_a_row += 1;
+        if self.skipped_in_a_row == SKIPPED_IN_A_ROW_MAX {
+            return Err(TrainError::NotFinite {
+                message: format!(
+                    "{what} at step {step}, the last of {SKIPPED_IN_A_ROW_MAX} skipped in a row: training has diverged"
+                ),
+                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
+            });
+        }
+        self.console.print(&format!("step {step} skipped: {what}"));
+        Ok(())
     }
 
     /// Takes in replacements of lost ranks, if there are any.
@@ -509,7 +541,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 let value = loss.clone().inner();
                 shard.backward(loss, weight)?;
                 // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
-                shard.add(sum::LOSS, value.into_scalar::<f32>() * weight);
+                shard.add_loss(value.into_scalar::<f32>() * weight);
             }
             Ok::<(), TrainError>(())
         };
@@ -541,7 +573,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             held_out,
             samples_per_second,
             tokens_per_second,
-            skipped_steps: self.ddp.scaler().map(|_| self.epoch_skipped),
+            skipped_steps: self.may_skip().then_some(self.epoch_skipped),
         };
         self.console.emit(&record);
         if let Some(metrics) = &mut self.metrics {

@@ -30,7 +30,7 @@ pub struct Audit {
     pub steps: u64,
     /// Steps that were rolled back.
     pub rolled_back: u64,
-    /// Steps that count but changed nothing, because the gradient scaler skipped them.
+    /// Steps that count but changed nothing, because they had an infinity or NaN.
     pub skipped: u64,
     /// The epochs, the last one perhaps unfinished.
     pub epochs: Vec<Epoch>,

@@ -112,7 +112,7 @@ pub struct Step {
     pub indices: Hash,
     /// The generation of the ranks that computed it.
     pub generation: u64,
-    /// Whether the gradient scaler skipped it, so that its samples changed nothing.
+    /// Whether it was skipped because of an infinity or NaN, so that its samples changed nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
 }

@@ -72,6 +72,11 @@ pub struct DdpOptions {
     pub recompute: Recompute,
     /// Scales losses and skips steps with an infinite or NaN gradient, for [`Precision::F16`].
     pub scaler: Option<GradScaler>,
+    /// Skips steps with an infinite or NaN loss or averaged gradient, on all ranks alike, see
+    /// [`Reduced::skipped`](crate::Reduced::skipped). A scaler skips steps with such a gradient in any case.
+    ///
+    /// *Cost*: one pass over the averaged gradients.
+    pub skip_non_finite: bool,
     /// Number of user sums that travel with each step, see [`ShardStep::add`](crate::ShardStep::add).
     pub sums: usize,
     /// Steps between two comparisons of a window of the weights over all ranks; 0 = never.
@@ -114,6 +119,7 @@ impl Default for DdpOptions {
             keep_f32: NORMS.map(String::from).to_vec(),
             recompute: Recompute::None,
             scaler: None,
+            skip_non_finite: false,
             sums: 0,
             fingerprint_every: 1,
             settings: Vec::new(),
@@ -150,6 +156,7 @@ impl DdpOptions {
             // Changes no bits.
             recompute: _,
             scaler,
+            skip_non_finite,
             sums,
             fingerprint_every,
             settings,
@@ -158,7 +165,7 @@ impl DdpOptions {
             deferred_init: _,
             recovery,
         } = self;
-        let own: [(&str, String); 14] = [
+        let own: [(&str, String); 15] = [
             ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
@@ -172,6 +179,7 @@ impl DdpOptions {
                 "scaler",
                 scaler.as_ref().map_or("none".into(), GradScaler::describe),
             ),
+            ("skip_non_finite", skip_non_finite.to_string()),
             ("sums", sums.to_string()),
             ("fingerprint_every", fingerprint_every.to_string()),
             ("stop_on_signal", stop_on_signal.to_string()),

@@ -19,8 +19,8 @@ use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::gradients::{self, Whole};
 use crate::hook::{GradientSink, Tokens};
-use crate::reducer::{Event, Finished};
-use crate::scaler::GradScaler;
+use crate::reducer::{Event, Finished, Means};
+use crate::scaler::{self, GradScaler};
 use crate::sync_batch_norm::Meeting;
 use crate::timeline::Timeline;
 use crate::zero::Sharded;
@@ -50,14 +50,14 @@ pub struct Reduced {
     pub grads: GradientsParams,
     /// Sum of the weights of all micro-batches of all ranks.
     pub weight: f64,
-    /// Mean loss over the step's samples on all ranks, from [`Ddp::step_on`]; 0 from [`Ddp::step`], which does not see the
-    /// loss.
+    /// Mean loss over the step's samples on all ranks, from [`Ddp::step_on`] or [`ShardStep::add_loss`].
     pub loss: f64,
     /// The user sums over all shards of all ranks, see [`ShardStep::add`].
     pub sums: Vec<f32>,
     /// 2-norm of the averaged gradient before clipping; `None` without clipping and in a skipped step.
     pub grad_norm: Option<f64>,
-    /// Whether the scaler found an infinity or NaN. Then `grads` is empty on all ranks, and an optimizer step with it changes
+    /// Whether the step had an infinity or NaN, and a scaler or
+    /// [`DdpOptions::skip_non_finite`](super::DdpOptions::skip_non_finite) looks for them. Then `grads` is empty on all ranks, and an optimizer step with it changes
     /// nothing.
     pub skipped: bool,
     /// The loss scale of this step; 1 without a scaler.
@@ -393,18 +393,23 @@ impl Ddp {
             .sharded
             .as_ref()
             .map_or(Vec::new(), |s| s.take_timings());
-        // A step in which no shard had a sample changes nothing.
-        self.write_buffers(model, statistics.as_deref().unwrap_or(start));
         let unused = self.parameters.iter().enumerate();
         let unused = unused
             .filter(|(index, _)| !used[*index])
             .map(|(_, entry)| entry.path.clone())
             .collect();
-        // Unscales before clipping, because the limit applies to the true norm.
+        let skipped = self.has_to_skip(&means, extras[extra::LOSS])?;
+        // A step in which no shard had a sample changes nothing, and NaN would stay in running statistics for ever.
+        let is_finite = |values: &Vec<f32>| values.iter().all(|value| value.is_finite());
+        let statistics = statistics.filter(|all| !skipped || all.iter().all(is_finite));
+        self.write_buffers(model, statistics.as_deref().unwrap_or(start));
         let scaler = self.scaler.as_ref();
-        let unscale =
-            |scaler: &GradScaler| scaler.unscale_means(&mut means, |found| self.any_rank(found));
-        let skipped = scaler.map(unscale).transpose()?.unwrap_or(false);
+        match scaler {
+            _ if skipped => means.clear(),
+            // Before clipping, because the limit applies to the true norm.
+            Some(scaler) => scaler.unscale_means(&mut means),
+            None => {}
+        }
         let limit = self.options.clip_norm.filter(|_| !skipped);
         let whole = Whole {
             group: &self.group,
@@ -436,6 +441,16 @@ impl Ddp {
             admit: extras[extra::ADMIT] > 0.0,
         };
         Ok((reduced, agreed))
+    }
+
+    /// Whether the step has a gradient or loss that is not finite, and all ranks skip it.
+    fn has_to_skip(&self, means: &Means, loss: f32) -> Result<bool, DdpError> {
+        let skips = self.options.skip_non_finite;
+        if !skips && !self.scaler.as_ref().is_some_and(GradScaler::is_enabled) {
+            return Ok(false);
+        }
+        let is_bad = (skips && !loss.is_finite()) || !scaler::are_finite(means)?;
+        self.any_rank(is_bad)
     }
 
     /// Whether any rank's slice or any part of the model shows it; where every rank has whole gradients they all see the same.

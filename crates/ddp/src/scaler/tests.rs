@@ -148,9 +148,11 @@ fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Opt
     } else {
         Means::Host(vec![Some(values.to_vec()), None])
     };
-    let found = scaler
-        .unscale_means(&mut means, Ok)
-        .expect("a device that works");
+    let found = scaler.is_enabled() && !are_finite(&means).expect("a device that works");
+    match found {
+        true => means.clear(),
+        false => scaler.unscale_means(&mut means),
+    }
     let means = match means {
         Means::Host(values) => values,
         Means::Device(values) => {

@@ -112,3 +112,44 @@ fn train_step_without_sums(
         shard.backward(loss, 3.0)
     })
 }
+
+/// Two good steps with a bad one between them, whose loss is NaN on one shard of one rank.
+fn steps_around_a_nan(group: paceline_collective::ProcessGroup, has_bad: bool) -> String {
+    let device = device();
+    let options = DdpOptions {
+        skip_non_finite: true,
+        ..options(3)
+    };
+    let (mut ddp, mut net) = Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
+    let mut optimizer = optimizer();
+    for at in 0..if has_bad { 3 } else { 2 } {
+        let is_bad = has_bad && at == 1;
+        let reduced = ddp.step(&net, |shard| {
+            let (mut x, y) = batch(&[1, 2, 3], &device);
+            if is_bad && shard.shard() == 1 {
+                // Through the running statistics too.
+                x = x.mul_scalar(f32::NAN);
+            }
+            let loss = (shard.model()?.forward(x, true) - y)
+                .powf_scalar(2.0)
+                .mean();
+            shard.add_loss(3.0 * loss.clone().inner().into_scalar::<f32>());
+            shard.backward(loss, 3.0)
+        });
+        let reduced = reduced.expect("a step");
+        assert_eq!(
+            (reduced.skipped, reduced.grads.is_empty()),
+            (is_bad, is_bad)
+        );
+        assert_eq!((ddp.has_skipped(), reduced.loss.is_nan()), (is_bad, is_bad));
+        net = optimizer.step(0.01, net, reduced.grads);
+    }
+    ddp.sha256(&net).expect("whole")
+}
+
+#[test]
+fn a_step_with_a_loss_that_is_not_finite_changes_nothing() {
+    let good = ranks(3, |group| steps_around_a_nan(group, false));
+    let skipped = ranks(3, |group| steps_around_a_nan(group, true));
+    assert_eq!(skipped, good);
+}

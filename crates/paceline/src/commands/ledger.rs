@@ -76,7 +76,7 @@ fn report(audit: &Audit) -> String {
         let steps = words::count(audit.skipped as usize, "step");
         let _ = writeln!(
             text,
-            "skipped   the gradient scaler let {steps} change nothing"
+            "skipped   {steps} changed nothing: the loss or a gradient was not finite"
         );
     }
     for (at_ms, what) in incidents(audit) {

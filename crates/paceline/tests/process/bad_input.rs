@@ -536,3 +536,24 @@ fn whole(folder: &Path) -> String {
     let line = "train --run-dir whole --model tiny --shards 2 --nproc-per-node 2 --epochs 2";
     paceline(folder, line).is_well().hash().to_owned()
 }
+
+#[test]
+fn a_job_whose_loss_stays_infinite_ends_whatever_its_policy() {
+    for (policy, says) in [
+        ("stop", "training has diverged"),
+        (
+            "skip",
+            "the last of 10 skipped in a row: training has diverged",
+        ),
+    ] {
+        let folder = tempdir().expect("a folder");
+        let line = "train --run-dir run --model tiny --precision fp16 --lr 100 --nproc-per-node 2";
+        let ended = paceline(folder.path(), &format!("{line} --non-finite {policy}"));
+        ended.check(1, &[says, "hint: lower --lr"]);
+        let skipped = ended.out.matches(" skipped: the loss is").count();
+        assert_eq!(skipped, if policy == "skip" { 9 } else { 0 });
+        let told = paceline(folder.path(), "ledger verify run");
+        let is_named = told.out.contains("changed nothing: the loss or a gradient");
+        assert!(is_named || policy == "stop", "{}", told.out);
+    }
+}

@@ -9,7 +9,7 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, Recovery, Strategy, Switch, Task, Zero};
+use super::{ModelSize, NonFinite, Recovery, Strategy, Switch, Task, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -246,6 +246,10 @@ settings! {
     precision: Precision = row(LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
         "Compute type of the layers; weights stay f32; fp16 scales the loss")
         .or("f32").fixed(OPTIMIZER);
+    non_finite: NonFinite = row(LEARNING, Kind::Word(&["stop", "skip"]),
+        "After an infinite or NaN loss or gradient: stop the job, or skip the step on all ranks, up to 9 times in a row")
+        .or("stop").fixed(OPTIMIZER)
+        .also(&["error_if_nonfinite", "check_for_nan_in_loss_and_grad", "terminate_on_nan"]);
     tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
         .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel);

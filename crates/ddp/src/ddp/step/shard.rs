@@ -258,8 +258,8 @@ impl<M: Module> ShardStep<'_, M> {
         });
     }
 
-    /// Adds a loss times its weight to [`Reduced::loss`].
-    pub(in crate::ddp) fn add_loss(&mut self, value: f32) {
+    /// Adds the mean loss of a micro-batch times its weight, for [`Reduced::loss`](crate::Reduced::loss).
+    pub fn add_loss(&mut self, value: f32) {
         self.add_extra(extra::LOSS, value);
     }
 

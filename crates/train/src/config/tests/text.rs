@@ -26,6 +26,7 @@ seed               7                            file train.toml:2
 accumulate         1                            default
 clip_norm          1                            flag --clip-norm
 precision          f32                          default
+non_finite         stop                         default
 tokenizer          none                         default (bytes)
 vocab              none                         default (1024)
 context            none                         default (from --model)
