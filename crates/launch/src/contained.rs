@@ -4,7 +4,7 @@ use std::io;
 use std::process::Command;
 use std::time::Duration;
 
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{self, Stat};
 use rustix::process::Signal;
 
 use crate::error::LaunchError;
@@ -12,7 +12,7 @@ use crate::judge::Ending;
 use crate::orphans::Orphans;
 use crate::watchdog::Watchdog;
 use crate::worker::Worker;
-use crate::{LAUNCHER_VARIABLE, OnlyJob, launcher_id, process};
+use crate::{LAUNCHER_VARIABLE, OnlyJob, launcher_id};
 
 /// Most processes that are looked at.
 const PROCESSES_MAX: usize = 65_536;

@@ -49,7 +49,6 @@ mod memory;
 mod orphans;
 mod output;
 mod plan;
-mod process;
 mod recovery;
 mod report;
 mod round;

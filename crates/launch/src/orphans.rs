@@ -8,11 +8,10 @@ use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{self, Stat};
 use rustix::process::Signal;
 
 use crate::error::LaunchError;
-use crate::process;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker, wait_readable};
 
 /// Subreaper until it is dropped.
@@ -27,7 +26,8 @@ impl Orphans {
     /// From now on, orphans of the job come to this process; the children it has now are not the job's.
     pub(crate) fn adopt() -> Result<Self, LaunchError> {
         let subreaper = LaunchError::system("prctl(PR_SET_CHILD_SUBREAPER)");
-        let children = process::children().map_err(LaunchError::system("reading /proc/self"))?;
+        let children = process::children(std::process::id())
+            .map_err(LaunchError::system("reading /proc/self"))?;
         let was_subreaper = rustix::process::child_subreaper().is_ok_and(|before| before.is_some());
         rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(subreaper)?;
         let not_ours = children
@@ -104,7 +104,7 @@ impl Orphans {
 
     /// The children of this process that are not the caller's own.
     pub(crate) fn found(&self) -> Vec<u32> {
-        let children = process::children().unwrap_or_default();
+        let children = process::children(std::process::id()).unwrap_or_default();
         let is_ours = |pid: &u32| {
             Stat::read(*pid).is_some_and(|stat| !self.not_ours.contains(&(*pid, stat.started)))
         };

@@ -1,7 +1,10 @@
-//! What `/proc` says about a process or a thread: its state, its parent and its processor time.
+//! What `/proc` says about processes: state, parent and processor time of one, its threads, and what it has started.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// The fields of `/proc/<pid>/stat` that are used here.
@@ -89,6 +92,54 @@ fn ticks(count: u64) -> Duration {
     )
 }
 
+/// The numbers among a folder's names, of at most `most` entries: processes of `/proc`, threads, descriptors.
+pub(crate) fn numbers<T: FromStr>(folder: &Path, most: usize) -> Vec<T> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    entries.take(most).filter_map(number).collect()
+}
+
+/// The threads of a process, at most `most`.
+pub fn threads(pid: u32, most: usize) -> Vec<u32> {
+    numbers(Path::new(&format!("/proc/{pid}/task")), most)
+}
+
+/// A process and all that it has started, as far as their parents live; at most `most`.
+pub fn tree(root: u32, most: usize) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        let children = children(pid).unwrap_or_default();
+        found.extend(children.into_iter().take(most - found.len()));
+        next += 1;
+    }
+    found
+}
+
+/// The children of a process, orphans that it has inherited included.
+///
+/// *Errors*: there is no such process, or no `/proc`.
+pub fn children(pid: u32) -> io::Result<BTreeSet<u32>> {
+    let mut found = BTreeSet::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        match fs::read_to_string(thread?.path().join("children")) {
+            Ok(text) => {
+                let children = text.split_whitespace();
+                found.extend(children.filter_map(|pid| pid.parse::<u32>().ok()));
+            }
+            // The kernel was built without these files, or the thread is gone: look at every process instead.
+            Err(_) => return Ok(children_by_scan(pid)),
+        }
+    }
+    Ok(found)
+}
+
+fn children_by_scan(own: u32) -> BTreeSet<u32> {
+    let all = numbers(Path::new("/proc"), usize::MAX).into_iter();
+    let is_child = |pid: &u32| Stat::read(*pid).is_some_and(|stat| stat.parent == own);
+    all.filter(is_child).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +171,19 @@ mod tests {
         assert_eq!(stat.parent, parent);
         assert!(!stat.is_stopped() && !stat.has_ended());
         assert_eq!(Stat::read(u32::MAX), None);
+    }
+
+    #[test]
+    fn both_ways_to_find_a_child_find_it() {
+        let own = std::process::id();
+        let mut sleep = std::process::Command::new("sleep");
+        let mut child = sleep.arg("30").spawn().expect("sleep");
+        let quick = children(own).expect("this process exists");
+        let (scan, tree) = (children_by_scan(own), tree(own, 1000));
+        child.kill().expect("it runs");
+        child.wait().expect("it was killed");
+        assert!(quick.contains(&child.id()));
+        assert!(scan.contains(&child.id()));
+        assert!(tree.contains(&child.id()) && tree[0] == own);
     }
 }

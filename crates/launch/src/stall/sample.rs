@@ -7,10 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use paceline_rendezvous::page::Slot;
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{self, Stat};
 
 use crate::output::Traffic;
-use crate::process;
 
 /// Processes of one rank that are looked at.
 pub(crate) const PROCESSES_MAX: usize = 256;
@@ -126,7 +125,7 @@ fn tree(root: u32, depth: Depth) -> Tree {
             .map_or(0, |text| numbers(&text, &["rchar:", "wchar:"]));
         tree.waits_for_input |= waits_for_input(pid);
         if depth == Depth::Threads {
-            let threads = process::threads(pid).take(THREADS_MAX);
+            let threads = process::threads(pid, THREADS_MAX).into_iter();
             tree.threads
                 .extend(threads.filter_map(|id| Some((id, thread(pid, id)?))));
         }

@@ -10,14 +10,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{self, Stat};
 use rustix::process::Signal;
 
 use super::sample::{PROCESSES_MAX, THREADS_MAX};
 use crate::LAUNCHER_VARIABLE;
 use crate::command;
 use crate::output::is_at_end;
-use crate::process;
 use crate::worker::{Worker, wait_readable};
 
 /// Different lines of one process that are written.
@@ -80,7 +79,7 @@ pub(crate) fn of(rank: usize, root: u32, tools: &Tools<'_>) -> String {
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         text += &format!("  rank {rank}, pid {pid} ({name}), {}\n", stat.state_text());
-        let threads: Vec<_> = process::threads(pid).take(THREADS_MAX).collect();
+        let threads: Vec<_> = process::threads(pid, THREADS_MAX);
         for line in folded(threads.iter().map(|id| thread_line(pid, *id))) {
             text += &format!("    {line}\n");
         }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use self::process::Process;
 use super::{Activity, JobPage, REVOKED, Revocation, Stopped};
 use crate::os::Found;
+use crate::process::numbers;
 
 /// The target of every link to a page.
 const LINK: &str = "/memfd:paceline-page (deleted)";
@@ -118,11 +119,7 @@ impl Running {
     /// 50th of the time; a few microseconds for each rank otherwise.
     pub fn look(&mut self, now: Instant) -> Vec<RunningJob> {
         let proc = self.proc.clone();
-        let all = move || {
-            let numbers = numbers(&proc, PROCESSES_MAX).into_iter();
-            numbers.filter_map(|pid| pid.try_into().ok()).collect()
-        };
-        self.look_among(now, all)
+        self.look_among(now, || numbers(&proc, PROCESSES_MAX))
     }
 
     /// The same for the jobs of some processes only. `pids` says which, whenever it searches.
@@ -144,7 +141,7 @@ impl Running {
         let mut held: HashMap<(u64, u64), Vec<(u32, i32)>> = HashMap::new();
         for &pid in pids {
             let folder = self.proc.join(format!("{pid}/fd"));
-            for fd in numbers(&folder, DESCRIPTORS_MAX) {
+            for fd in numbers::<i32>(&folder, DESCRIPTORS_MAX) {
                 let link = folder.join(fd.to_string());
                 if fs::read_link(&link).is_ok_and(|target| target.as_os_str() == LINK)
                     && let Ok(found) = Found::at(&link)
@@ -195,13 +192,6 @@ impl Running {
         });
         true
     }
-}
-
-/// The numbers among a folder's names.
-fn numbers(folder: &Path, most: usize) -> Vec<i32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    entries.take(most).filter_map(number).collect()
 }
 
 /// Drops pages of earlier rounds: those without a living rank whose launcher has another one with ranks.
