@@ -8,6 +8,7 @@ mod report;
 mod scene;
 mod trial;
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -18,10 +19,10 @@ use paceline_launch::RunFolder;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::evidence::{Evidence, Places, is_same};
-use self::plan::plan;
-use self::report::{Compared, Missed, Report, Row, rounded};
+use self::plan::{Strike, plan};
+use self::report::{Compared, Report, Trial, VERSION};
 use self::scene::Extent;
-use self::trial::{Dealt, Setting, Trial, ended, line, run};
+use self::trial::{Setting, line, run};
 use crate::exit::{Exit, Failure, hint, note};
 use crate::flags::print;
 use crate::job;
@@ -47,21 +48,20 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<Exit, Failure> {
         caught.map_err(|error| Failure::environment(format!("cannot catch signals: {error}")))?;
     }
     let undisturbed = args.reference();
-    let setting = |program, name: &str| Setting {
-        program,
-        output: folder.path().join(format!("{name}.out")),
-        errors: folder.path().join(format!("{name}.err")),
+    let resume = args.resume();
+    let mut setting = Setting {
+        output: folder.path().join("reference.out"),
+        errors: folder.path().join("reference.err"),
         hang: args.hang_seconds,
         leave: args.leave,
+        resume: None,
+        extent: Extent::Time(args.every_seconds * args.recipe().count as u32),
         signal: signal.clone(),
     };
     let mut reference = None;
-    let every = args.every_seconds * args.recipe().count as u32;
-    let mut extent = Extent::Time(every);
     if let Some(program) = &undisturbed {
         note(&format!("undisturbed: {}", line(program)));
-        let setting = setting(program, "reference");
-        let (trial, found) = observed(args, &setting, &[], extent)?;
+        let (trial, found) = observed(args, &setting, program, &[])?;
         if let Some(exit) = interrupted(&signal) {
             return Ok(exit);
         }
@@ -69,20 +69,44 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<Exit, Failure> {
             show_errors(&setting.errors);
             return Err(failed(&trial));
         }
-        extent = trial.extent();
-        reference = Some((trial, found));
+        // Another command than the program may know the result without a job.
+        if trial.saw_ranks || *program == args.program {
+            setting.extent = Extent::of(&trial);
+        }
+        reference = Some((trial.took, found));
     }
-    let strikes = plan(&args.recipe());
     note(&format!("with faults: {}", line(&args.program)));
-    let setting = setting(&args.program, "disturbed");
-    let (trial, found) = observed(args, &setting, &strikes, extent)?;
-    if !trial.is_well() {
+    setting.output = folder.path().join("disturbed.out");
+    setting.errors = folder.path().join("disturbed.err");
+    setting.resume = resume.as_deref();
+    let strikes = plan(&args.recipe());
+    let (trial, result) = observed(args, &setting, &args.program, &strikes)?;
+    let is_well = trial.is_well();
+    if !is_well {
         show_errors(&setting.errors);
     }
-    let report = report(args, trial, found, reference, folder.path());
-    let text = match args.json {
-        true => report.json(),
-        false => report.text(),
+    let (reference_took, reference) = reference.unzip();
+    let compared = reference.map(|reference| Compared {
+        same_bits: is_same(&reference, &result),
+        reference,
+        result,
+    });
+    let is_same = (compared.as_ref()).is_none_or(|compared| compared.same_bits == Some(true));
+    let report = Report {
+        version: VERSION,
+        program: line(&args.program),
+        seed: args.seed,
+        faults: strikes.len(),
+        reference_took,
+        survived: is_well && is_same && trial.saw_ranks,
+        trial,
+        compared,
+        folder: folder.path().display().to_string(),
+    };
+    let text = if args.json {
+        report.json()
+    } else {
+        report.text()
     };
     print(|out| out.write_all(text.as_bytes()))?;
     Ok(match interrupted(&signal) {
@@ -96,11 +120,11 @@ pub(crate) fn chaos(args: &ChaosArgs) -> Result<Exit, Failure> {
 fn observed(
     args: &ChaosArgs,
     setting: &Setting<'_>,
-    strikes: &[plan::Strike],
-    extent: Extent,
+    program: &[OsString],
+    strikes: &[Strike],
 ) -> Result<(Trial, Vec<Evidence>), Failure> {
     let places = Places::new(args.pattern(), &args.same);
-    let trial = run(setting, strikes, extent)?;
+    let trial = run(setting, program, strikes)?;
     let found = places.collect(&setting.output).map_err(|error| {
         Failure::environment(format!("the result of a run cannot be read: {error}"))
     })?;
@@ -116,7 +140,7 @@ fn interrupted(signal: &AtomicUsize) -> Option<Exit> {
 fn failed(trial: &Trial) -> Failure {
     let why = match (trial.has_hung, trial.left_behind.as_slice()) {
         (true, _) => "hung".to_owned(),
-        (false, []) => ended(trial.ending),
+        (false, []) => trial.ended.clone(),
         (false, left) => format!("left behind {}", left.join(", ")),
     };
     Failure::new(
@@ -136,58 +160,5 @@ fn show_errors(file: &Path) {
     }
     if !lines.is_empty() {
         hint(&format!("all of the program's errors: {}", file.display()));
-    }
-}
-
-fn report(
-    args: &ChaosArgs,
-    trial: Trial,
-    result: Vec<Evidence>,
-    reference: Option<(Trial, Vec<Evidence>)>,
-    folder: &Path,
-) -> Report {
-    let is_well = trial.is_well();
-    let reference_took_s = reference.as_ref().map(|(trial, _)| rounded(trial.took));
-    let compared = reference.map(|(_, reference)| Compared {
-        same_bits: is_same(&reference, &result),
-        reference,
-        result,
-    });
-    let is_same = (compared.as_ref()).is_none_or(|compared| compared.same_bits == Some(true));
-    let missed = trial.missed.iter().map(|(strike, why)| Missed {
-        fault: strike.fault.name(),
-        why,
-    });
-    Report {
-        paceline_chaos: Report::VERSION,
-        program: line(&args.program),
-        seed: args.seed(),
-        faults: args.recipe().count,
-        took_s: rounded(trial.took),
-        reference_took_s,
-        missed: missed.collect(),
-        ended: ended(trial.ending),
-        has_hung: trial.has_hung,
-        saw_ranks: trial.saw_ranks,
-        survived: is_well && is_same && trial.saw_ranks,
-        left_behind: trial.left_behind,
-        compared,
-        dealt: trial.dealt.iter().map(row).collect(),
-        folder: folder.display().to_string(),
-    }
-}
-
-fn row(dealt: &Dealt) -> Row {
-    let strike = &dealt.strike;
-    let (fate, recovery) = dealt.fate.unzip();
-    Row {
-        at_s: rounded(dealt.at),
-        fault: strike.fault.name(),
-        rank: dealt.rank,
-        pid: dealt.pid,
-        held_s: strike.fault.lasts().then(|| rounded(strike.hold)),
-        fate,
-        recovery_s: recovery.flatten().map(rounded),
-        ranks: dealt.ranks,
     }
 }

@@ -55,7 +55,16 @@ fn a_job_that_is_started_again_survives_if_its_result_is_the_same() {
     let program = job("--max-restarts 1", UNTIL_RESTARTED);
     let run = |reference: &str| {
         let reference = format!("--reference=echo {reference}");
-        let faults = ["--faults", "kill,abort", "--kills", "1", "--seed", "3"];
+        let faults = [
+            "--faults",
+            "kill,abort",
+            "--kills",
+            "1",
+            "--seed",
+            "3",
+            "--every-seconds",
+            "0.1",
+        ];
         let compare = [&*reference, "--compare", "the (.*)"];
         chaos(&[&faults[..], &compare].concat(), &program)
     };
@@ -101,7 +110,7 @@ fn a_rank_that_stood_still_is_let_go() {
 }
 
 #[test]
-fn a_launcher_is_killed_only_if_there_are_others() {
+fn a_launcher_is_killed_only_if_there_are_others_or_the_job_is_resumed() {
     let options = [
         "--faults",
         "agent",
@@ -113,6 +122,24 @@ fn a_launcher_is_killed_only_if_there_are_others() {
     let (code, json) = chaos(&options, &job("", "sleep 1"));
     assert_eq!(code, Some(0), "{json}");
     assert!(column(&json, "fault").is_empty(), "{json}");
+    // Killed, it is started again, if chaos may do that.
+    let resumed = [
+        &options[..],
+        &[
+            "--resume=echo the end",
+            "--compare",
+            "the (.*)",
+            "--reference=echo the end",
+        ],
+    ]
+    .concat();
+    let (code, json) = chaos(&resumed, &job("", "sleep 600"));
+    assert_eq!(
+        (code, &json["resumed"]),
+        (Some(0), &Value::from(1)),
+        "{json}"
+    );
+    assert_eq!(column(&json, "fault"), ["agent"]);
     let own = job("", "sleep 1");
     let (code, json) = chaos(&options, &format!("{own} & {own}; wait"));
     // The shell's `wait` succeeds whatever its children do.
@@ -177,7 +204,7 @@ fn a_command_line_without_a_program_or_with_nothing_to_compare_is_wrong() {
         ("chaos --kills 0 -- true", "--kills"),
         (
             "chaos --faults sing -- true",
-            "kill, abort, stop, slow, cut, agent",
+            "kill, abort, exit, memory, stop, slow, cut, stall, agent",
         ),
         ("chaos --compare x -- true", "need --reference"),
         ("chaos --reference --compare ( -- true", "--compare"),

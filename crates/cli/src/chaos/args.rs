@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args};
+use clap::{ArgMatches, Args, ValueEnum};
 use regex_lite::Regex;
 
 use super::plan::{Fault, Recipe};
@@ -16,18 +16,18 @@ use crate::flags::{self, fractions, mistake, one_of};
 const WEIGHTS: &str = "weights sha256: ([0-9a-f]{64})";
 
 /// The command line of `paceline chaos`.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, PartialEq, Args)]
 pub struct ChaosArgs {
     /// Faults in all
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000), default_value = "20")]
     kills: usize,
     /// Which plan: the same seed gives the same faults in the same order
     #[arg(long, value_name = "N", default_value = "1")]
-    seed: u64,
+    pub(super) seed: u64,
     /// Kinds of faults
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = one_of(&Fault::ALL, Fault::name), default_value = "kill,abort,stop,slow")]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = one_of(Fault::value_variants(), Fault::name), default_value = "kill,abort,stop,slow")]
     faults: Vec<Fault>,
-    /// Longest time for which a rank is stopped or slow
+    /// Longest time for which a fault lasts that lasts
     #[arg(long, value_name = "S", value_parser = fractions(0.02..=86_400.0), default_value = "1")]
     hold_seconds: Duration,
     /// Mean time between two faults, if no undisturbed run says how long the job takes
@@ -36,13 +36,16 @@ pub struct ChaosArgs {
     /// Ranks that are left alive at any time
     #[arg(long, value_name = "N", default_value = "1")]
     pub(super) leave: usize,
+    /// Faults of the kind `agent` may hit a job's only launcher: PROGRAM is then started again, or this shell command
+    #[arg(long, value_name = "COMMAND", num_args = 0..=1, require_equals = true)]
+    resume: Option<Option<String>>,
     /// Run the program undisturbed first, or this shell command, and compare the results
     #[arg(long, value_name = "COMMAND", num_args = 0..=1, require_equals = true)]
     reference: Option<Option<String>>,
     /// The result is the last output that this regular expression matches: its first group, if it has one [default: the hash
     /// that `paceline train` prints]
-    #[arg(long, value_name = "REGEX", value_parser = Regex::new)]
-    compare: Option<Regex>,
+    #[arg(long, value_name = "REGEX", value_parser = expression)]
+    compare: Option<String>,
     /// The result is also what the runs write to this file; may be repeated
     #[arg(long, value_name = "FILE")]
     pub(super) same: Vec<PathBuf>,
@@ -66,11 +69,9 @@ pub struct ChaosArgs {
     pub(super) program: Vec<OsString>,
 }
 
-/// Regular expressions are compared by their text.
-impl PartialEq for ChaosArgs {
-    fn eq(&self, other: &Self) -> bool {
-        format!("{self:?}") == format!("{other:?}")
-    }
+/// A regular expression that can be read.
+fn expression(text: &str) -> Result<String, regex_lite::Error> {
+    Regex::new(text).map(|_| text.to_owned())
 }
 
 const EXAMPLES: &str = "\
@@ -78,14 +79,19 @@ The faults are those of a plan that depends on the seed only. They hit processes
 PROGRAM has started and no others, and nothing of the job outlives this command. Ranks and
 their steps are found through the job page, so any program under `paceline run` or `paceline
 train` will do. With --reference the moments are spread over the steps of the undisturbed
-run.
+run. Faults hit ranks in all phases of a step, in the data loader, evaluating and at
+checkpoints, and one in four follows another within 30 ms.
 
   kill    a rank is killed (SIGKILL)
   abort   a rank crashes (SIGABRT)
-  stop    a rank stands still for up to --hold-seconds (SIGSTOP, then SIGCONT)
+  exit    a rank exits with code 0
+  memory  a rank gets no more memory (RLIMIT_AS) for up to --hold-seconds
+  stop    a rank stands still (SIGSTOP, then SIGCONT), for as long
   slow    a rank gets a tenth of its time, for as long
   cut     a TCP connection of a rank breaks
-  agent   a launcher is killed with its ranks, where the job has several
+  stall   nothing reaches a rank on one of its TCP connections, for as long
+  agent   a launcher is killed with its ranks and its store, if the job has several or
+          --resume is given
 
 Exit codes: 0 the job survived, with the same result if there was a reference; 1 it did
 not, or it left something behind; 2 the command line is wrong.
@@ -111,44 +117,43 @@ pub(crate) fn read(matches: &ArgMatches) -> Result<ChaosArgs, clap::Error> {
     let args: ChaosArgs = flags::read(matches);
     if args.reference.is_none() && (args.compare.is_some() || !args.same.is_empty()) {
         let message = "--compare and --same need --reference, the run to compare with";
-        return Err(mistake(
-            command(),
-            ErrorKind::MissingRequiredArgument,
-            message,
-        ));
+        let kind = ErrorKind::MissingRequiredArgument;
+        return Err(mistake(command(), kind, message));
     }
     Ok(args)
 }
 
 impl ChaosArgs {
-    pub(super) fn recipe(&self) -> Recipe {
+    pub(super) fn recipe(&self) -> Recipe<'_> {
         Recipe {
             seed: self.seed,
             count: self.kills,
-            faults: self.faults.clone(),
+            faults: &self.faults,
             hold_max: self.hold_seconds,
         }
     }
 
-    pub(super) fn seed(&self) -> u64 {
-        self.seed
-    }
-
     /// The program of the undisturbed run, if there is one.
     pub(super) fn reference(&self) -> Option<Vec<OsString>> {
-        let command = self.reference.as_ref()?;
+        self.or_program(self.reference.as_ref()?)
+    }
+
+    /// The program that goes on after the only launcher was killed, if there is one.
+    pub(super) fn resume(&self) -> Option<Vec<OsString>> {
+        self.or_program(self.resume.as_ref()?)
+    }
+
+    fn or_program(&self, command: &Option<String>) -> Option<Vec<OsString>> {
         Some(match command {
             Some(line) => ["sh".into(), "-c".into(), line.into()].into(),
             None => self.program.clone(),
         })
     }
 
-    /// What a run's result is found by in its output; nothing if its files alone are compared.
+    /// How a run's result is found in its output; `None` if only files are compared.
     pub(super) fn pattern(&self) -> Option<Regex> {
-        match &self.compare {
-            Some(regex) => Some(regex.clone()),
-            None if self.same.is_empty() => Some(Regex::new(WEIGHTS).expect("a valid expression")),
-            None => None,
-        }
+        let default = self.same.is_empty().then_some(WEIGHTS);
+        let text = self.compare.as_deref().or(default)?;
+        Some(Regex::new(text).expect("it was read before"))
     }
 }

@@ -1,37 +1,55 @@
 //! Carries faults out on processes, each held by its pidfd, so that a signal reaches the process that was meant or none.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
+use paceline_rendezvous::process::Stat;
 use rustix::net::{AddressFamily, Shutdown, SocketType, sockopt};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getrlimit, pidfd_getfd, pidfd_open,
+    pidfd_send_signal, prlimit,
+};
+use socket2::{SockFilter, SockRef};
 
 use super::plan::{Fault, Strike};
 
 /// A slow rank runs one look in so many.
 const SLOW_RUNS_ONE_IN: u32 = 10;
+/// A process that was sent SIGSTOP stands still within this time.
+const STOPS_WITHIN: Duration = Duration::from_millis(200);
 
-/// A process that is stopped or slow. Dropping it lets the process run.
+/// A process that is disturbed for a while. Dropping it undoes that.
 #[derive(Debug)]
 pub(super) struct Held {
-    pidfd: OwnedFd,
     pub(super) pid: u32,
     until: Instant,
-    is_slow: bool,
     looks: u32,
+    undo: Undo,
+}
+
+#[derive(Debug)]
+enum Undo {
+    Continue { pidfd: OwnedFd, is_slow: bool },
+    Limit(Pid, Rlimit),
+    Filter(OwnedFd),
 }
 
 impl Held {
-    /// Stops it or lets it run, at each look. Says whether its time is not over.
+    /// Stops a slow process or lets it run, at each look. Says whether its time is not over.
     pub(super) fn turn(&mut self, now: Instant) -> bool {
         self.looks += 1;
-        if self.is_slow {
+        if let Undo::Continue {
+            pidfd,
+            is_slow: true,
+        } = &self.undo
+        {
             let runs = self.looks.is_multiple_of(SLOW_RUNS_ONE_IN);
             let signal = if runs { Signal::CONT } else { Signal::STOP };
             // It may have ended.
-            let _ = rustix::process::pidfd_send_signal(&self.pidfd, signal);
+            let _ = pidfd_send_signal(pidfd, signal);
         }
         now < self.until
     }
@@ -39,14 +57,19 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::CONT);
+        // It may have ended.
+        match &self.undo {
+            Undo::Continue { pidfd, .. } => drop(pidfd_send_signal(pidfd, Signal::CONT)),
+            Undo::Limit(pid, before) => drop(prlimit(Some(*pid), Resource::As, *before)),
+            Undo::Filter(socket) => drop(SockRef::from(socket).detach_filter()),
+        }
     }
 }
 
 /// Hits a process. `is_ours` is asked once the process is held, because its number may have been given to another.
 /// Returns what lasts.
 ///
-/// *Errors*: the process has ended, or has no connection to cut.
+/// *Errors*: the process has ended, may not be touched, or has no connection.
 pub(super) fn hit(
     strike: &Strike,
     pid: u32,
@@ -54,53 +77,69 @@ pub(super) fn hit(
 ) -> io::Result<Option<Held>> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(io::ErrorKind::InvalidInput)?;
-    let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty())?;
+    let pidfd = pidfd_open(number, PidfdFlags::empty())?;
     if !is_ours() {
         return Err(io::ErrorKind::NotFound.into());
     }
-    let signal = match strike.fault {
-        Fault::Kill | Fault::Agent => Signal::KILL,
-        Fault::Abort => Signal::ABORT,
-        Fault::Stop | Fault::Slow => Signal::STOP,
-        Fault::Cut => return cut(&pidfd, pid, strike.pick).map(|()| None),
+    let undo = match strike.fault {
+        Fault::Kill | Fault::Agent => {
+            return Ok(pidfd_send_signal(&pidfd, Signal::KILL).map(|()| None)?);
+        }
+        Fault::Abort => return Ok(pidfd_send_signal(&pidfd, Signal::ABORT).map(|()| None)?),
+        Fault::Exit => return exit(&pidfd, pid).map(|()| None),
+        Fault::Cut => {
+            let socket = connection(&pidfd, pid, strike.pick)?;
+            return Ok(rustix::net::shutdown(socket, Shutdown::Both).map(|()| None)?);
+        }
+        Fault::Stop | Fault::Slow => {
+            pidfd_send_signal(&pidfd, Signal::STOP)?;
+            let is_slow = strike.fault == Fault::Slow;
+            Undo::Continue { pidfd, is_slow }
+        }
+        Fault::Memory => {
+            // That of a descendant, unless it has set its own.
+            let maximum = getrlimit(Resource::As).maximum;
+            let current = Some(0);
+            let none = Rlimit { current, maximum };
+            Undo::Limit(number, prlimit(Some(number), Resource::As, none)?)
+        }
+        Fault::Stall => {
+            let socket = connection(&pidfd, pid, strike.pick)?;
+            // BPF_RET | BPF_K, 0: of every packet nothing is kept. The peer sends it again once the filter is gone.
+            SockRef::from(&socket).attach_filter(&[SockFilter::new(0x06, 0, 0, 0)])?;
+            Undo::Filter(socket)
+        }
     };
-    rustix::process::pidfd_send_signal(&pidfd, signal)?;
-    Ok(strike.fault.lasts().then(|| Held {
-        pidfd,
+    Ok(Some(Held {
         pid,
         until: Instant::now() + strike.hold,
-        is_slow: strike.fault == Fault::Slow,
         looks: 0,
+        undo,
     }))
 }
 
-/// Shuts down one of a process's TCP connections through a copy of its descriptor. Both ends then see it broken.
-fn cut(pidfd: &OwnedFd, pid: u32, pick: u64) -> io::Result<()> {
+/// A copy of the descriptor of one of a process's TCP connections.
+fn connection(pidfd: &OwnedFd, pid: u32, pick: u64) -> io::Result<OwnedFd> {
     let mut connections = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
-        let is_socket = fs::read_link(&path).is_ok_and(|target| {
-            target
+        let target = fs::read_link(&path).unwrap_or_default();
+        let number = (path.file_name()).and_then(|name| name.to_str()?.parse().ok());
+        if let Some(number) = number
+            && target
                 .as_os_str()
                 .as_encoded_bytes()
                 .starts_with(b"socket:")
-        });
-        let number = path
-            .file_name()
-            .and_then(|name| name.to_str()?.parse().ok());
-        let Some(number) = number.filter(|_| is_socket) else {
-            continue;
-        };
-        let copy = rustix::process::pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?;
-        if is_connection(&copy) {
-            connections.push(copy);
+        {
+            let copy = pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?;
+            connections.extend(Some(copy).filter(is_connection));
         }
     }
     if connections.is_empty() {
         return Err(io::Error::other("it has no TCP connection"));
     }
     let one = (pick % connections.len() as u64) as usize;
-    Ok(rustix::net::shutdown(&connections[one], Shutdown::Both)?)
+    Ok(connections.swap_remove(one))
 }
 
 fn is_connection(socket: &OwnedFd) -> bool {
@@ -111,22 +150,70 @@ fn is_connection(socket: &OwnedFd) -> bool {
     is_inet && is_stream && rustix::net::getpeername(socket).is_ok_and(|peer| peer.is_some())
 }
 
+/// `exit_group(0)`, and before it an instruction that does nothing, as long as the one of a system call.
+#[cfg(target_arch = "x86_64")]
+const EXIT: (&[u8], &[u8]) = (&[0xeb, 0], &[0x31, 0xff, 0xb8, 231, 0, 0, 0, 0x0f, 0x05]);
+#[cfg(target_arch = "aarch64")]
+const EXIT: (&[u8], &[u8]) = (
+    &[0x1f, 0x20, 0x03, 0xd5],
+    &[
+        0x00, 0x00, 0x80, 0xd2, 0xc8, 0x0b, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4,
+    ],
+);
+
+/// Has a process end by itself with code 0: stops it, and writes that system call where its main thread goes on.
+fn exit(pidfd: &OwnedFd, pid: u32) -> io::Result<()> {
+    pidfd_send_signal(pidfd, Signal::STOP)?;
+    let written = write_exit(pid);
+    pidfd_send_signal(pidfd, Signal::CONT)?;
+    written
+}
+
+fn write_exit(pid: u32) -> io::Result<()> {
+    let until = Instant::now() + STOPS_WITHIN;
+    let (is_in_call, next) = loop {
+        let place = place(&fs::read_to_string(format!("/proc/{pid}/syscall"))?);
+        let is_stopped = Stat::read(pid).is_some_and(Stat::is_stopped);
+        match place.filter(|_| is_stopped) {
+            Some(place) => break place,
+            None if Instant::now() < until => std::thread::sleep(Duration::from_micros(100)),
+            None => return Err(io::ErrorKind::TimedOut.into()),
+        }
+    };
+    let (skip, exit) = EXIT;
+    let memory = OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))?;
+    if is_in_call {
+        // The kernel may begin the call again: it goes back by one instruction.
+        memory.write_all_at(skip, next - skip.len() as u64)?;
+    }
+    memory.write_all_at(exit, next)
+}
+
+/// Whether a thread is in a system call, and its next instruction, from `/proc/PID/syscall`; `None` while it runs.
+fn place(text: &str) -> Option<(bool, u64)> {
+    let next = text.split_whitespace().last()?.strip_prefix("0x")?;
+    let is_in_call = !text.starts_with("-1 ");
+    Some((is_in_call, u64::from_str_radix(next, 16).ok()?))
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-    use std::net::TcpListener;
-    use std::process::Command;
-    use std::time::Duration;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::process::{Child, Command, Stdio};
 
     use super::*;
     use crate::chaos::plan::Moment;
 
     fn strike(fault: Fault) -> Strike {
         Strike {
+            index: 0,
             fault,
             moment: Moment::At(0.0),
             pick: 0,
-            hold: Duration::ZERO,
+            hold: Duration::from_millis(300),
         }
     }
 
@@ -135,10 +222,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; cat <&3");
-        let mut reader = Command::new("bash")
-            .args(["-c", &script])
-            .spawn()
-            .expect("bash");
+        let mut reader = bash(&script);
         let (mut there, _) = listener.accept().expect("a connection");
         hit(&strike(Fault::Cut), reader.id(), || true).expect("a connection was cut");
         assert_eq!(there.read(&mut [0; 8]).expect("an end"), 0);
@@ -146,6 +230,67 @@ mod tests {
             reader.wait().expect("a child").success(),
             "it has read to the end"
         );
+    }
+
+    #[test]
+    fn a_stalled_connection_receives_later_and_sends_at_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let script = format!(
+            "exec 3<>/dev/tcp/127.0.0.1/{port}; echo a >&3; read x; echo b >&3; read -u 3 y; echo $y >&3"
+        );
+        let mut program = bash(&script);
+        let (mut there, _) = listener.accept().expect("a connection");
+        let next = |mut there: &TcpStream| {
+            let mut line = [0; 2];
+            there.read_exact(&mut line).expect("a line");
+            line
+        };
+        assert_eq!(&next(&there), b"a\n");
+        let held = hit(&strike(Fault::Stall), program.id(), || true).expect("a connection");
+        there.write_all(b"c\n").expect("it is buffered");
+        drop(program.stdin.take());
+        let mut held = held.expect("it lasts");
+        assert_eq!(&next(&there), b"b\n");
+        while held.turn(Instant::now()) {
+            assert!(
+                program.try_wait().expect("a child").is_none(),
+                "it has received"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(held);
+        assert_eq!(&next(&there), b"c\n");
+        assert!(program.wait().expect("a child").success());
+    }
+
+    fn bash(script: &str) -> Child {
+        let mut command = Command::new("bash");
+        let command = command.args(["-c", script]).stdin(Stdio::piped());
+        command.stderr(Stdio::null()).spawn().expect("bash")
+    }
+
+    #[test]
+    fn a_process_exits_by_itself_in_a_call_and_while_it_computes() {
+        for script in ["read x; exit 1", "while :; do :; done"] {
+            let mut program = bash(script);
+            hit(&strike(Fault::Exit), program.id(), || true).expect("it runs");
+            let code = program.wait().expect("a child").code();
+            assert_eq!(code, Some(0), "{script}");
+        }
+    }
+
+    #[test]
+    fn a_process_gets_no_memory_until_the_limit_is_lifted() {
+        for is_limited in [true, false] {
+            let mut program = bash("read x; exec sleep 0");
+            let held = hit(&strike(Fault::Memory), program.id(), || true).expect("it runs");
+            let held = held.filter(|_| is_limited);
+            drop(program.stdin.take());
+            let is_well = program.wait().expect("a child").success();
+            assert_eq!(is_well, !is_limited);
+            drop(held);
+        }
     }
 
     #[test]

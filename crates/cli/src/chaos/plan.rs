@@ -2,42 +2,55 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
+use paceline_rendezvous::page::Phase;
+use serde::Serialize;
+
 /// Faults are spread over this share of a run, so that the last ones do not come after its end.
 const SPREAD: f64 = 0.95;
 /// One fault in so many comes right after another one, while the job is still busy with that.
 const FOLLOWS_ONE_IN: u64 = 4;
 /// A fault that follows comes at most so long after the one before.
 const FOLLOWS_WITHIN: Duration = Duration::from_millis(30);
-/// The shortest time for which a rank is stopped or slow.
+/// The shortest time for which a fault lasts that lasts.
 const HOLD_MIN: Duration = Duration::from_millis(20);
+/// What a rank is doing when a fault hits it, each as often as the others where it can be had.
+const PHASES: [Phase; 8] = [
+    Phase::Forward,
+    Phase::Backward,
+    Phase::Communication,
+    Phase::BetweenSteps,
+    Phase::Evaluation,
+    Phase::Checkpoint,
+    Phase::Rendezvous,
+    Phase::DataLoader,
+];
 
 /// Something that goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Fault {
     /// A rank is killed (SIGKILL), as by the kernel when memory runs out.
     Kill,
     /// A rank crashes (SIGABRT).
     Abort,
+    /// A rank exits with code 0.
+    Exit,
+    /// A rank gets no more memory for a while.
+    Memory,
     /// A rank stands still for a while (SIGSTOP, later SIGCONT).
     Stop,
     /// A rank gets a tenth of its time for a while.
     Slow,
     /// A TCP connection of a rank breaks.
     Cut,
-    /// The launcher of one of several nodes is killed, with its ranks.
+    /// A rank receives nothing on a TCP connection for a while.
+    Stall,
+    /// A launcher is killed, with its ranks.
     Agent,
 }
 
 impl Fault {
-    pub(super) const ALL: [Self; 6] = [
-        Self::Kill,
-        Self::Abort,
-        Self::Stop,
-        Self::Slow,
-        Self::Cut,
-        Self::Agent,
-    ];
-
     /// Its name on the command line.
     pub(super) fn name(self) -> String {
         format!("{self:?}").to_lowercase()
@@ -45,12 +58,17 @@ impl Fault {
 
     /// Whether its rank is lost at once.
     pub(super) fn is_deadly(self) -> bool {
-        matches!(self, Self::Kill | Self::Abort | Self::Agent)
+        matches!(self, Self::Kill | Self::Abort | Self::Exit | Self::Agent)
+    }
+
+    /// Whether a rank may be lost by it.
+    pub(super) fn may_kill(self) -> bool {
+        self.is_deadly() || matches!(self, Self::Memory | Self::Cut)
     }
 
     /// Whether it lasts for a while.
     pub(super) fn lasts(self) -> bool {
-        matches!(self, Self::Stop | Self::Slow)
+        matches!(self, Self::Stop | Self::Slow | Self::Memory | Self::Stall)
     }
 }
 
@@ -66,34 +84,44 @@ pub(super) enum Moment {
 /// One fault of a plan.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Strike {
+    /// Its place in the plan.
+    pub(super) index: usize,
     pub(super) fault: Fault,
     pub(super) moment: Moment,
     /// Chooses the target among those that there are, by the remainder.
     pub(super) pick: u64,
-    /// How long it lasts, if it lasts.
+    /// How long it lasts; zero if it does not last.
     pub(super) hold: Duration,
+}
+
+impl Strike {
+    /// What its target should be doing. One that follows another takes what it finds.
+    pub(super) fn phase(&self) -> Option<Phase> {
+        let place = (self.pick >> 32) as usize % PHASES.len();
+        matches!(self.moment, Moment::At(_)).then_some(PHASES[place])
+    }
 }
 
 /// What a plan is made of.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Recipe {
+pub(super) struct Recipe<'a> {
     pub(super) seed: u64,
     pub(super) count: usize,
     /// Every fault comes as often as every other, give or take one.
-    pub(super) faults: Vec<Fault>,
-    /// The longest time for which a rank is stopped or slow.
+    pub(super) faults: &'a [Fault],
+    /// The longest time for which a fault lasts.
     pub(super) hold_max: Duration,
 }
 
 /// The faults in the order in which they come: one at a random moment of each of `count` equal parts of the run, or right
 /// after the one before.
-pub(super) fn plan(recipe: &Recipe) -> Vec<Strike> {
+pub(super) fn plan(recipe: &Recipe<'_>) -> Vec<Strike> {
     let mut random = Random(recipe.seed);
     let mut deck = Vec::new();
     let part = SPREAD / recipe.count.max(1) as f64;
     let strike = |index: usize| {
         if deck.is_empty() {
-            deck.clone_from(&recipe.faults);
+            deck.extend_from_slice(recipe.faults);
         }
         let fault = deck.swap_remove(random.below(deck.len() as u64) as usize);
         let follows = index > 0 && random.below(FOLLOWS_ONE_IN) == 0;
@@ -105,6 +133,7 @@ pub(super) fn plan(recipe: &Recipe) -> Vec<Strike> {
         let span = recipe.hold_max.saturating_sub(HOLD_MIN);
         let hold = HOLD_MIN + span.mul_f64(random.share());
         Strike {
+            index,
             fault,
             moment,
             pick: random.next(),
@@ -140,11 +169,11 @@ impl Random {
 mod tests {
     use super::*;
 
-    fn recipe(seed: u64, count: usize) -> Recipe {
+    fn recipe(seed: u64, count: usize) -> Recipe<'static> {
         Recipe {
             seed,
             count,
-            faults: vec![Fault::Kill, Fault::Stop, Fault::Slow],
+            faults: &[Fault::Kill, Fault::Stop, Fault::Slow],
             hold_max: Duration::from_secs(1),
         }
     }
@@ -167,9 +196,8 @@ mod tests {
             let strikes = plan(&recipe(seed, count));
             assert_eq!(strikes.len(), count);
             for fault in recipe(seed, count).faults {
-                let times = (strikes.iter())
-                    .filter(|strike| strike.fault == fault)
-                    .count();
+                let is_it = |strike: &&Strike| strike.fault == *fault;
+                let times = strikes.iter().filter(is_it).count();
                 assert!(
                     (count / 3..=count.div_ceil(3)).contains(&times),
                     "{fault:?}: {times} of {count}"

@@ -1,32 +1,40 @@
-//! What is told of a job that was disturbed: a table for people, or JSON.
+//! The report on a job that was disturbed: a table for people, or JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use paceline_gpu::columns::with_numbers;
 use paceline_gpu::words::count;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::evidence::Evidence;
+use super::plan::Fault;
 use super::scene::Fate;
 
 /// Version of the JSON's fields.
-const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 1;
 
 /// One fault and what became of it.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct Dealt {
+    /// Its place in the plan.
+    pub(super) index: usize,
     /// Since the start of the run.
-    pub(super) at_s: f64,
-    pub(super) fault: String,
+    #[serde(rename = "at_s", serialize_with = "in_seconds")]
+    pub(super) at: Duration,
+    pub(super) fault: Fault,
     /// `None` for a launcher.
     pub(super) rank: Option<usize>,
     pub(super) pid: u32,
-    /// How long the rank was stopped or slow.
-    pub(super) held_s: Option<f64>,
+    /// What the rank was doing, or for a launcher some rank.
+    pub(super) during: Option<String>,
+    /// How long it lasted.
+    #[serde(rename = "held_s", serialize_with = "in_seconds")]
+    pub(super) held: Option<Duration>,
     pub(super) fate: Option<Fate>,
     /// Until every rank that was left had done a step, from the fault on, or from its end where the rank is still there.
-    pub(super) recovery_s: Option<f64>,
+    #[serde(rename = "recovery_s", serialize_with = "in_seconds")]
+    pub(super) recovery: Option<Duration>,
     /// Ranks that were running then.
     pub(super) ranks: usize,
 }
@@ -34,8 +42,36 @@ pub(super) struct Row {
 /// A fault that was not dealt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Missed {
-    pub(super) fault: String,
-    pub(super) why: &'static str,
+    pub(super) fault: Fault,
+    pub(super) why: String,
+}
+
+/// The course of a run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct Trial {
+    #[serde(rename = "took_s", serialize_with = "in_seconds")]
+    pub(super) took: Duration,
+    /// Steps done, if the job said so.
+    pub(super) steps: Option<u64>,
+    /// When the first step was seen.
+    #[serde(skip)]
+    pub(super) first_step: Option<Duration>,
+    pub(super) dealt: Vec<Dealt>,
+    pub(super) missed: Vec<Missed>,
+    /// How often the program was started again.
+    pub(super) resumed: usize,
+    /// How the program ended, in words.
+    pub(super) ended: String,
+    pub(super) is_success: bool,
+    pub(super) has_hung: bool,
+    pub(super) saw_ranks: bool,
+    pub(super) left_behind: Vec<String>,
+}
+
+impl Trial {
+    pub(super) fn is_well(&self) -> bool {
+        self.is_success && !self.has_hung && self.left_behind.is_empty()
+    }
 }
 
 /// The results of both runs.
@@ -50,29 +86,31 @@ pub(super) struct Compared {
 /// Everything.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
-    pub(super) paceline_chaos: u32,
+    #[serde(rename = "paceline_chaos")]
+    pub(super) version: u32,
     pub(super) program: String,
     pub(super) seed: u64,
     /// Faults that were asked for.
     pub(super) faults: usize,
-    pub(super) took_s: f64,
-    pub(super) reference_took_s: Option<f64>,
-    pub(super) dealt: Vec<Row>,
-    pub(super) missed: Vec<Missed>,
-    /// How the program ended, in words.
-    pub(super) ended: String,
-    pub(super) has_hung: bool,
-    pub(super) saw_ranks: bool,
-    pub(super) left_behind: Vec<String>,
+    #[serde(rename = "reference_took_s", serialize_with = "in_seconds")]
+    pub(super) reference_took: Option<Duration>,
+    #[serde(flatten)]
+    pub(super) trial: Trial,
     pub(super) compared: Option<Compared>,
     pub(super) survived: bool,
     /// The folder with the output of the runs.
     pub(super) folder: String,
 }
 
-impl Report {
-    pub(super) const VERSION: u32 = VERSION;
+fn in_seconds<S: Serializer>(
+    time: &(impl Copy + Into<Option<Duration>>),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let seconds = |time: Duration| time.as_micros() as f64 / 1e6;
+    (*time).into().map(seconds).serialize(serializer)
+}
 
+impl Report {
     /// All on one line.
     pub(super) fn json(&self) -> String {
         // Plain data: encoding does not fail.
@@ -82,7 +120,7 @@ impl Report {
     /// The table, and the sentences below it.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
-        if !self.dealt.is_empty() {
+        if !self.trial.dealt.is_empty() {
             text = with_numbers(1, &self.table()) + "\n";
         }
         for (name, says) in self.summary() {
@@ -95,20 +133,20 @@ impl Report {
         let words = ["at", "fault", "rank", "for", "the job", "recovery", "ranks"];
         let head = words.map(str::to_owned).to_vec();
         let or_dash = |cell: Option<String>| cell.unwrap_or_else(|| "-".to_owned());
-        let row = |row: &Row| {
+        let row = |row: &Dealt| {
+            let rank = row.rank.map(|rank| rank.to_string());
             vec![
-                seconds(row.at_s),
-                row.fault.clone(),
-                row.rank
-                    .map_or("launcher".to_owned(), |rank| rank.to_string()),
-                or_dash(row.held_s.map(seconds)),
+                seconds(row.at),
+                row.fault.name(),
+                rank.unwrap_or_else(|| "launcher".to_owned()),
+                or_dash(row.held.map(seconds)),
                 or_dash(row.fate.map(|fate| fate.words().to_owned())),
-                or_dash(row.recovery_s.map(seconds)),
+                or_dash(row.recovery.map(seconds)),
                 row.ranks.to_string(),
             ]
         };
         std::iter::once(head)
-            .chain(self.dealt.iter().map(row))
+            .chain(self.trial.dealt.iter().map(row))
             .collect()
     }
 
@@ -117,18 +155,25 @@ impl Report {
         if let Some(recovery) = self.recovery() {
             lines.push(("recovery", recovery));
         }
-        let ended = match self.has_hung {
-            true => format!("hung, and was ended: it {}", self.ended),
-            false => self.ended.clone(),
+        let trial = &self.trial;
+        let hung = if trial.has_hung {
+            "hung, and was ended: it "
+        } else {
+            ""
         };
-        lines.push(("job", format!("{ended} after {}", seconds(self.took_s))));
-        if !self.saw_ranks {
+        let resumed = match trial.resumed {
+            0 => String::new(),
+            times => format!(", started again {}", count(times, "time")),
+        };
+        let (ended, took) = (&trial.ended, seconds(trial.took));
+        lines.push(("job", format!("{hung}{ended} after {took}{resumed}")));
+        if !trial.saw_ranks {
             let why = "no rank was seen: PROGRAM has to start its ranks with `paceline run` or `paceline train`";
             lines.push(("", why.to_owned()));
         }
-        let left = match self.left_behind.is_empty() {
+        let left = match trial.left_behind.is_empty() {
             true => "no process, no shared memory".to_owned(),
-            false => self.left_behind.join(", "),
+            false => trial.left_behind.join(", "),
         };
         lines.push(("left behind", left));
         lines.push(("same bits", self.same_bits()));
@@ -139,9 +184,10 @@ impl Report {
     }
 
     fn faults(&self) -> String {
-        let (dealt, of, seed) = (self.dealt.len(), self.faults, self.seed);
+        let (dealt, of, seed) = (self.trial.dealt.len(), self.faults, self.seed);
         let mut text = format!("{dealt} of {of} dealt, by the plan of seed {seed}");
-        let mut whys: Vec<&str> = self.missed.iter().map(|one| one.why).collect();
+        let missed = self.trial.missed.iter();
+        let mut whys: Vec<&str> = missed.map(|one| &*one.why).collect();
         whys.sort_unstable();
         for same in whys.chunk_by(|a, b| a == b) {
             let _ = write!(text, "; {} not, because {}", same.len(), same[0]);
@@ -153,10 +199,10 @@ impl Report {
     fn recovery(&self) -> Option<String> {
         let mut ways = Vec::new();
         for fate in [Fate::WentOn, Fate::Restarted, Fate::Continued] {
-            let is_it = |row: &&Row| row.fate == Some(fate);
-            let rows = self.dealt.iter().filter(is_it);
-            let mut times: Vec<f64> = rows.clone().filter_map(|row| row.recovery_s).collect();
-            times.sort_unstable_by(f64::total_cmp);
+            let is_it = |row: &&Dealt| row.fate == Some(fate);
+            let rows = self.trial.dealt.iter().filter(is_it);
+            let mut times: Vec<Duration> = rows.clone().filter_map(|row| row.recovery).collect();
+            times.sort_unstable();
             let Some(most) = times.last() else { continue };
             let median = times[(times.len() - 1) / 2];
             let times = count(rows.count(), "time");
@@ -191,17 +237,11 @@ impl Report {
 }
 
 /// A time with its unit.
-fn seconds(seconds: f64) -> String {
-    if seconds < 1.0 {
-        format!("{:.0} ms", seconds * 1000.0)
-    } else {
-        format!("{seconds:.2} s")
+fn seconds(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 1.0 => format!("{:.0} ms", seconds * 1000.0),
+        seconds => format!("{seconds:.2} s"),
     }
-}
-
-/// A time as it stands in JSON.
-pub(super) fn rounded(time: Duration) -> f64 {
-    time.as_micros() as f64 / 1e6
 }
 
 #[cfg(test)]

@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use paceline_rendezvous::page::{Phase, RunningJob, RunningRank};
+use paceline_rendezvous::page::{Activity, Phase, RunningJob};
 
 use super::plan::{Fault, Strike};
+use super::report::Trial;
 
 /// Which page, as [`RunningJob::page`] has it.
 pub(super) type Page = (u64, u64);
@@ -22,8 +23,17 @@ pub(super) struct Rank {
     pub(super) pid: u32,
     /// Steps done, as far as the page ever said; `None` if it said nothing.
     pub(super) done: Option<u64>,
-    /// Whether it is about to leave.
-    pub(super) has_finished: bool,
+    pub(super) activity: Option<Activity>,
+}
+
+impl Rank {
+    fn has_finished(&self) -> bool {
+        self.phase() == Some(Phase::Finished)
+    }
+
+    fn phase(&self) -> Option<Phase> {
+        self.activity.map(|activity| activity.phase)
+    }
 }
 
 /// The job at one moment.
@@ -47,18 +57,18 @@ impl Eyes {
             for (slot, rank) in job.ranks.iter().enumerate() {
                 let Some(pid) = rank.pid else { continue };
                 let key = (job.page, slot, pid);
-                if let Some(done) = steps_done(rank) {
+                let activity = rank.activity.map(|(activity, _)| activity);
+                if let Some(done) = activity.and_then(steps_done) {
                     let most = self.0.entry(key).or_default();
                     *most = done.max(*most);
                 }
-                let phase = rank.activity.map(|(activity, _)| activity.phase);
                 scene.ranks.push(Rank {
                     page: job.page,
                     slot,
                     rank: rank.rank.unwrap_or(slot),
                     pid,
                     done: self.0.get(&key).copied(),
-                    has_finished: phase == Some(Phase::Finished),
+                    activity,
                 });
             }
             if job.ranks.iter().any(|rank| rank.pid.is_some()) {
@@ -72,8 +82,7 @@ impl Eyes {
 }
 
 /// Steps that a rank has done, if it says so.
-fn steps_done(rank: &RunningRank) -> Option<u64> {
-    let (activity, _) = rank.activity?;
+fn steps_done(activity: Activity) -> Option<u64> {
     match activity.phase {
         Phase::Starting | Phase::Rendezvous | Phase::Finished => None,
         Phase::BetweenSteps => Some(activity.step + 1),
@@ -83,71 +92,66 @@ fn steps_done(rank: &RunningRank) -> Option<u64> {
 
 /// What a fault hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    Rank(Rank),
-    /// A launcher's process.
-    Launcher(u32),
+pub(super) struct Target {
+    pub(super) pid: u32,
+    /// `None` for a launcher.
+    pub(super) rank: Option<usize>,
+    /// What that rank is doing, or for a launcher some rank.
+    pub(super) activity: Option<Activity>,
 }
 
-impl Target {
-    pub(super) fn pid(&self) -> u32 {
-        match self {
-            Self::Rank(rank) => rank.pid,
-            Self::Launcher(pid) => *pid,
-        }
-    }
-
-    pub(super) fn rank(&self) -> Option<usize> {
-        match self {
-            Self::Rank(rank) => Some(rank.rank),
-            Self::Launcher(_) => None,
-        }
-    }
+/// What may be hit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules<'a> {
+    /// Processes that are stopped or otherwise disturbed, which get no second fault.
+    pub(super) held: &'a [u32],
+    /// Ranks that no deadly fault may reduce the job to fewer than.
+    pub(super) leave: usize,
+    /// Whether the only launcher may be killed, because the job is started again then.
+    pub(super) resumes: bool,
+    /// What a rank has to be doing.
+    pub(super) phase: Option<Phase>,
 }
 
-/// Why a fault has no target yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    NoRank,
-    TooFew,
-    OneLauncher,
-}
-
-impl Wait {
-    pub(super) fn words(self) -> &'static str {
-        match self {
-            Self::NoRank => "no rank was running",
-            Self::TooFew => "too few ranks were left",
-            Self::OneLauncher => "there was only one launcher",
-        }
-    }
-}
-
-/// The target of a fault. `held` are processes that are stopped or slow, which get no second fault; a deadly fault leaves
-/// more than `spared` ranks to others.
+/// The target of a fault.
+///
+/// *Errors*: why there is none at the moment.
 pub(super) fn target(
     strike: &Strike,
     scene: &Scene,
-    held: &[u32],
-    spared: usize,
-) -> Result<Target, Wait> {
-    let free: Vec<&Rank> = (scene.ranks.iter())
-        .filter(|rank| !rank.has_finished && !held.contains(&rank.pid))
-        .collect();
-    let pick = |count: usize| (strike.pick % count as u64) as usize;
+    rules: Rules<'_>,
+) -> Result<Target, &'static str> {
+    let is_free = |rank: &&Rank| !rank.has_finished() && !rules.held.contains(&rank.pid);
+    let free: Vec<&Rank> = scene.ranks.iter().filter(is_free).collect();
+    let is_agent = strike.fault == Fault::Agent;
+    let launchers = &scene.launchers;
     if free.is_empty() {
-        return Err(Wait::NoRank);
+        return Err("all ranks were disturbed already");
     }
-    if strike.fault.is_deadly() && free.len() <= spared {
-        return Err(Wait::TooFew);
+    if is_agent && launchers.len() < if rules.resumes { 1 } else { 2 } {
+        return Err("there was only one launcher");
     }
-    if strike.fault != Fault::Agent {
-        return Ok(Target::Rank(free[pick(free.len())].clone()));
+    let ends_all = is_agent && launchers.len() == 1;
+    // A job of one rank that exits with code 0 is over.
+    let leave = rules.leave.max(usize::from(strike.fault == Fault::Exit));
+    if strike.fault.may_kill() && !ends_all && free.len() <= leave {
+        return Err("too few ranks were left");
     }
-    match scene.launchers.as_slice() {
-        [] | [_] => Err(Wait::OneLauncher),
-        launchers => Ok(Target::Launcher(launchers[pick(launchers.len())])),
-    }
+    let fits = |rank: &&Rank| rules.phase.is_none() || rank.phase() == rules.phase;
+    let fit: Vec<&Rank> = free.into_iter().filter(fits).collect();
+    let pick = |count: usize| (strike.pick % count as u64) as usize;
+    let Some(rank) = (!fit.is_empty()).then(|| fit[pick(fit.len())]) else {
+        return Err("no rank did what it should");
+    };
+    Ok(Target {
+        pid: if is_agent {
+            launchers[pick(launchers.len())]
+        } else {
+            rank.pid
+        },
+        rank: (!is_agent).then_some(rank.rank),
+        activity: rank.activity,
+    })
 }
 
 /// What became of the job after a fault.
@@ -199,7 +203,7 @@ impl Watch {
     pub(super) fn new(scene: &Scene, target: &Target, fault: Fault, has_steps: bool) -> Self {
         let furthest = scene.furthest().or(has_steps.then_some(0));
         Self {
-            pid: target.pid(),
+            pid: target.pid,
             ranks: scene.ranks.iter().map(|rank| rank.pid).collect(),
             fault,
             before: scene.generations.clone(),
@@ -256,6 +260,11 @@ impl Watch {
 }
 
 impl Scene {
+    /// Whether a rank is there that is not about to leave.
+    pub(super) fn is_running(&self) -> bool {
+        !self.ranks.iter().all(Rank::has_finished)
+    }
+
     fn generation(&self) -> u32 {
         let numbers = self.generations.iter().map(|(_, number)| *number);
         numbers.max().unwrap_or(0)
@@ -277,6 +286,19 @@ pub(super) enum Extent {
 }
 
 impl Extent {
+    /// How far a later run of the same program is at each moment.
+    pub(super) fn of(trial: &Trial) -> Self {
+        match trial.steps {
+            Some(steps) if steps > 0 => {
+                let time = trial
+                    .took
+                    .saturating_sub(trial.first_step.unwrap_or_default());
+                Self::Steps(steps, time.div_f64(steps as f64))
+            }
+            _ => Self::Time(trial.took),
+        }
+    }
+
     /// The steps that have to be done at a share of the run, and the time since the last of them or since the start.
     pub(super) fn place(self, share: f64) -> (u64, Duration) {
         match self {

@@ -16,109 +16,56 @@ use paceline_rendezvous::page::Running;
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use super::blow::{Held, hit};
-use super::plan::{Moment, Strike};
-use super::scene::{Extent, Eyes, Fate, Scene, Wait, Watch, target};
+use super::plan::{Fault, Moment, Strike};
+use super::report::{Dealt, Missed, Trial};
+use super::scene::{Extent, Eyes, Fate, Rules, Scene, Watch, target};
 use crate::exit::{Failure, note};
 use crate::job::refused;
 
 /// Between two looks. Times are known to this.
 const LOOK: Duration = Duration::from_millis(1);
+/// So long a fault waits for a rank in its phase; then it takes any.
+const PHASE_WITHIN: Duration = Duration::from_millis(100);
 /// A job that was asked to end has so long.
 const GRACE: Duration = Duration::from_secs(30);
 /// What a launcher that was killed has started may need so long to end by itself.
 const SETTLES_WITHIN: Duration = Duration::from_secs(5);
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// What to run, and for how long to wait.
+/// How to run a program, and for how long to wait.
 pub(super) struct Setting<'a> {
-    pub(super) program: &'a [OsString],
     pub(super) output: PathBuf,
     pub(super) errors: PathBuf,
     pub(super) hang: Duration,
     /// Ranks that no deadly fault may reduce the job to fewer than.
     pub(super) leave: usize,
+    /// The program that goes on after the only launcher was killed.
+    pub(super) resume: Option<&'a [OsString]>,
+    pub(super) extent: Extent,
     /// The number of a signal that this command has got.
     pub(super) signal: Arc<AtomicUsize>,
 }
 
-/// What was done, and what became of it.
-#[derive(Debug)]
-pub(super) struct Dealt {
-    /// Its place in the plan.
-    pub(super) index: usize,
-    /// Since the start of the run.
-    pub(super) at: Duration,
-    pub(super) strike: Strike,
-    pub(super) rank: Option<usize>,
-    pub(super) pid: u32,
-    /// What became of the job and when, once that is known.
-    pub(super) fate: Option<(Fate, Option<Duration>)>,
-    /// Ranks that were running then.
-    pub(super) ranks: usize,
-}
-
-/// A run.
-#[derive(Debug)]
-pub(super) struct Trial {
-    pub(super) ending: Ending,
-    pub(super) took: Duration,
-    /// Steps done, if the job said so, and when the first was seen.
-    pub(super) steps: Option<u64>,
-    pub(super) first_step: Duration,
-    pub(super) has_hung: bool,
-    pub(super) saw_ranks: bool,
-    pub(super) dealt: Vec<Dealt>,
-    /// Faults that were not dealt, and why.
-    pub(super) missed: Vec<(Strike, &'static str)>,
-    pub(super) left_behind: Vec<String>,
-}
-
-impl Trial {
-    pub(super) fn is_well(&self) -> bool {
-        self.ending.is_success() && !self.has_hung && self.left_behind.is_empty()
-    }
-
-    /// How far a later run of the same program is at each moment; `None` if the job reported no steps.
-    pub(super) fn extent(&self) -> Extent {
-        match self.steps {
-            Some(steps) if steps > 0 => {
-                let time = self.took.saturating_sub(self.first_step);
-                Extent::Steps(steps, time.div_f64(steps as f64))
-            }
-            _ => Extent::Time(self.took),
-        }
-    }
-}
-
 /// A strike that has not been dealt.
-#[derive(Clone, Copy)]
 struct Pending {
-    /// Its place in the plan.
-    index: usize,
     strike: Strike,
-    /// Since when its step has been reached.
-    reached: Option<Instant>,
-    why: &'static str,
+    /// From when on, once that is known.
+    due: Option<Instant>,
+    why: String,
 }
 
 /// A run that is under way.
 struct Run<'a> {
     setting: &'a Setting<'a>,
-    program: Contained,
     started: Instant,
     running: Running,
     eyes: Eyes,
     held: Vec<Held>,
     pending: Vec<Pending>,
-    dealt: Vec<Dealt>,
     watches: Vec<(usize, Watch)>,
-    furthest: Option<u64>,
-    first_step: Option<Duration>,
-    /// Whether an earlier run of the program has reported steps.
-    has_steps: bool,
-    saw_ranks: bool,
     /// The last sign of life: output, or a change of the scene.
     sign: (u64, Scene, Instant),
+    trial: Trial,
 }
 
 /// Runs the program under these faults.
@@ -128,116 +75,113 @@ struct Run<'a> {
 /// *Errors*: it could not be started.
 pub(super) fn run(
     setting: &Setting<'_>,
+    program: &[OsString],
     strikes: &[Strike],
-    extent: Extent,
 ) -> Result<Trial, Failure> {
     let shared_before = shared_memory();
-    let mut run = Run::start(setting, strikes, extent)?;
-    let (ending, has_hung) = run.follow(extent);
-    let took = run.started.elapsed();
-    run.conclude(ending);
-    let mut left_behind = left_processes(&run.program);
-    run.program.end(Duration::ZERO);
+    let [output, errors] = [&setting.output, &setting.errors].map(|path| {
+        File::create(path).map_err(|error| {
+            Failure::environment(format!("{} cannot be written: {error}", path.display()))
+        })
+    });
+    let streams = (output?, errors?);
+    let pending = |strike: &Strike| Pending {
+        strike: *strike,
+        due: None,
+        why: "the job ended before".to_owned(),
+    };
+    let mut run = Run {
+        setting,
+        started: Instant::now(),
+        running: Running::new(Path::new("/")),
+        eyes: Eyes::default(),
+        held: Vec::new(),
+        pending: strikes.iter().map(pending).collect(),
+        watches: Vec::new(),
+        sign: (0, Scene::default(), Instant::now()),
+        trial: Trial::default(),
+    };
+    let mut next = program;
+    loop {
+        let dealt = run.trial.dealt.len();
+        let program = start(next, &streams)?;
+        let ending = run.follow(program);
+        let dealt = &run.trial.dealt[dealt..];
+        let was_killed = dealt.iter().any(|one| one.fault == Fault::Agent);
+        let is_over = run.trial.has_hung || setting.signal.load(Ordering::Relaxed) != 0;
+        match setting.resume {
+            Some(resume) if was_killed && !ending.is_success() && !is_over => {
+                next = resume;
+                run.trial.resumed += 1;
+            }
+            _ => {
+                run.conclude(ending);
+                break;
+            }
+        }
+    }
     let shared = shared_memory();
     let left = shared.difference(&shared_before);
-    left_behind.extend(left.map(|name| format!("{SHARED_MEMORY}/{}", name.display())));
-    let missed = (run.pending.iter()).map(|one| (one.strike, one.why));
-    Ok(Trial {
-        ending,
-        took,
-        steps: run.furthest,
-        first_step: run.first_step.unwrap_or_default(),
-        has_hung,
-        saw_ranks: run.saw_ranks,
-        missed: missed.collect(),
-        dealt: run.dealt,
-        left_behind,
-    })
+    let left = left.map(|name| format!("{SHARED_MEMORY}/{}", name.display()));
+    run.trial.left_behind.extend(left);
+    Ok(run.trial)
 }
 
-impl<'a> Run<'a> {
-    fn start(
-        setting: &'a Setting<'a>,
-        strikes: &[Strike],
-        extent: Extent,
-    ) -> Result<Self, Failure> {
-        let create = |path: &Path| {
-            File::create(path).map(Stdio::from).map_err(|error| {
-                Failure::environment(format!("{} cannot be written: {error}", path.display()))
-            })
-        };
-        let [program, args @ ..] = setting.program else {
-            return Err(Failure::usage("no PROGRAM to start"));
-        };
-        let mut command = Command::new(program);
-        command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(create(&setting.output)?)
-            .stderr(create(&setting.errors)?);
-        let program = Contained::start(&mut command).map_err(refused)?;
-        let pending = |(index, strike): (usize, &Strike)| Pending {
-            index,
-            strike: *strike,
-            reached: None,
-            why: "the job ended before",
-        };
-        Ok(Self {
-            setting,
-            program,
-            started: Instant::now(),
-            running: Running::new(Path::new("/")),
-            eyes: Eyes::default(),
-            held: Vec::new(),
-            pending: strikes.iter().enumerate().map(pending).collect(),
-            dealt: Vec::new(),
-            watches: Vec::new(),
-            furthest: None,
-            first_step: None,
-            has_steps: matches!(extent, Extent::Steps(..)),
-            saw_ranks: false,
-            sign: (0, Scene::default(), Instant::now()),
-        })
-    }
+fn start(program: &[OsString], streams: &(File, File)) -> Result<Contained, Failure> {
+    let [program, args @ ..] = program else {
+        return Err(Failure::usage("no PROGRAM to start"));
+    };
+    let copy = |file: &File| {
+        let copy = file.try_clone().map(Stdio::from);
+        copy.map_err(|error| Failure::environment(format!("no descriptor is left: {error}")))
+    };
+    let mut command = Command::new(program);
+    let command = command.args(args).stdin(Stdio::null());
+    let command = command.stdout(copy(&streams.0)?).stderr(copy(&streams.1)?);
+    Contained::start(command).map_err(refused)
+}
 
-    /// Until the program has ended. Says how, and whether it was ended because it hung.
-    fn follow(&mut self, extent: Extent) -> (Ending, bool) {
-        // Since when the program is being ended, and whether that is because it hung.
-        let mut ending: Option<(Instant, bool)> = None;
-        loop {
-            if let Some(how) = self.program.ended() {
-                return (how, ending.is_some_and(|(_, has_hung)| has_hung));
+impl Run<'_> {
+    /// Until the program has ended, and what it left behind was noted and ended. Returns how it ended.
+    fn follow(&mut self, mut program: Contained) -> Ending {
+        // When the program is to be killed, once it was asked to end.
+        let mut kill_at: Option<Instant> = None;
+        let ending = loop {
+            if let Some(ending) = program.ended() {
+                break ending;
             }
             let now = Instant::now();
-            let scene = self.look(now);
+            let scene = self.look(&program, now);
             self.held.retain_mut(|held| held.turn(now));
-            match ending {
-                None => {
-                    let signal = self.setting.signal.load(Ordering::Relaxed);
-                    let has_hung = self.is_silent(&scene, now);
-                    if signal != 0 || has_hung {
-                        ending = Some((now, has_hung));
-                        self.end(if signal == 0 { SIGTERM } else { signal as i32 });
-                    } else {
-                        self.deal(&scene, extent);
-                    }
+            let signal = self.setting.signal.load(Ordering::Relaxed);
+            self.trial.has_hung |= kill_at.is_none() && self.is_silent(&scene, now);
+            match kill_at {
+                None if signal != 0 || self.trial.has_hung => {
+                    kill_at = Some(now + GRACE);
+                    self.end(&program, if signal == 0 { SIGTERM } else { signal as i32 });
                 }
-                Some((since, _)) if now >= since + GRACE => self.end(SIGKILL),
-                Some(_) => {}
+                None if scene.is_running() => self.deal(&program, &scene),
+                Some(at) if now >= at => self.end(&program, SIGKILL),
+                None | Some(_) => {}
             }
             self.watch(&scene);
             std::thread::sleep(LOOK);
-        }
+        };
+        self.trial.took = self.started.elapsed();
+        self.held.clear();
+        self.trial.left_behind.extend(left_processes(&program));
+        program.end(Duration::ZERO);
+        ending
     }
 
-    fn look(&mut self, now: Instant) -> Scene {
-        let program = &self.program;
+    fn look(&mut self, program: &Contained, now: Instant) -> Scene {
         let jobs = self.running.look_among(now, || program.processes());
         let scene = self.eyes.see(&jobs);
-        self.saw_ranks |= !scene.ranks.is_empty();
-        self.furthest = self.furthest.max(scene.furthest());
-        if self.furthest.is_some() && self.first_step.is_none() {
-            self.first_step = Some(self.started.elapsed());
+        let trial = &mut self.trial;
+        trial.saw_ranks |= !scene.ranks.is_empty();
+        trial.steps = trial.steps.max(scene.furthest());
+        if trial.steps.is_some() {
+            trial.first_step.get_or_insert(self.started.elapsed());
         }
         scene
     }
@@ -252,28 +196,20 @@ impl<'a> Run<'a> {
         now.duration_since(self.sign.2) >= self.setting.hang
     }
 
-    fn end(&mut self, signal: i32) {
+    fn end(&mut self, program: &Contained, signal: i32) {
         self.held.clear();
         // The numbers are those of signals that this command was sent, or named here.
-        let _ = self.program.signal(signal);
+        let _ = program.signal(signal);
     }
 
     /// Deals the first strike that is due and has a target: the next one sees another scene.
-    fn deal(&mut self, scene: &Scene, extent: Extent) {
+    fn deal(&mut self, program: &Contained, scene: &Scene) {
+        let now = Instant::now();
         for place in 0..self.pending.len() {
-            let Pending { index, strike, .. } = self.pending[place];
-            let now = Instant::now();
-            let is_due = match strike.moment {
-                Moment::At(share) => self.is_due(place, extent.place(share), scene, now),
-                Moment::After(gap) => {
-                    let before = self.dealt.iter().find(|one| one.index + 1 == index);
-                    before.is_some_and(|one| now >= self.started + one.at + gap)
-                }
-            };
-            if !is_due {
+            let Some(due) = self.due(place, now).filter(|due| now >= *due) else {
                 continue;
-            }
-            match self.strike(place, scene) {
+            };
+            match self.strike(program, scene, place, now >= due + PHASE_WITHIN) {
                 Ok(()) => {
                     self.pending.remove(place);
                     return;
@@ -283,90 +219,113 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether the job is as far as it should be, and the time since is over.
-    fn is_due(
-        &mut self,
-        place: usize,
-        (steps, time): (u64, Duration),
-        scene: &Scene,
-        now: Instant,
-    ) -> bool {
-        let pending = &mut self.pending[place];
-        if steps > 0 && self.furthest < Some(steps) || scene.ranks.is_empty() {
-            return false;
+    /// When a strike is due, once the job is as far as it should be.
+    fn due(&mut self, place: usize, now: Instant) -> Option<Instant> {
+        let Pending { strike, due, .. } = &mut self.pending[place];
+        if due.is_none() {
+            *due = match strike.moment {
+                Moment::At(share) => match self.setting.extent.place(share) {
+                    (0, time) => Some(self.started + time),
+                    (steps, time) => (self.trial.steps >= Some(steps)).then(|| now + time),
+                },
+                Moment::After(gap) => {
+                    let mut dealt = self.trial.dealt.iter();
+                    let before = dealt.find(|one| one.index + 1 == strike.index);
+                    before.map(|one| self.started + one.at + gap)
+                }
+            };
         }
-        let since = match steps {
-            0 => self.started,
-            _ => *pending.reached.get_or_insert(now),
-        };
-        now >= since + time
+        *due
     }
 
-    fn strike(&mut self, place: usize, scene: &Scene) -> Result<(), &'static str> {
-        let Pending { index, strike, .. } = self.pending[place];
+    fn strike(
+        &mut self,
+        program: &Contained,
+        scene: &Scene,
+        place: usize,
+        in_any_phase: bool,
+    ) -> Result<(), String> {
+        let strike = self.pending[place].strike;
         let held: Vec<u32> = self.held.iter().map(|held| held.pid).collect();
-        let target = target(&strike, scene, &held, self.setting.leave).map_err(Wait::words)?;
-        let program = &self.program;
-        let is_ours = || program.processes().contains(&target.pid());
+        let rules = Rules {
+            held: &held,
+            leave: self.setting.leave,
+            resumes: self.setting.resume.is_some(),
+            phase: strike.phase().filter(|_| !in_any_phase),
+        };
+        let target = target(&strike, scene, rules)?;
+        let is_ours = || program.processes().contains(&target.pid);
         let at = self.started.elapsed();
         // A process that ended a moment ago is another's target.
-        let lasting =
-            hit(&strike, target.pid(), is_ours).map_err(|_| "its target could not be hit")?;
+        let lasting = hit(&strike, target.pid, is_ours)
+            .map_err(|error| format!("its target could not be hit: {error}"))?;
         self.held.extend(lasting);
-        let whom = match target.rank() {
+        let whom = match target.rank {
             Some(rank) => format!("rank {rank}"),
             None => "the launcher".to_owned(),
         };
-        let (name, pid) = (strike.fault.name(), target.pid());
-        note(&format!(
-            "{:.3} s: {name} {whom} (pid {pid})",
-            at.as_secs_f64()
-        ));
-        let watch = Watch::new(scene, &target, strike.fault, self.has_steps);
-        self.watches.push((self.dealt.len(), watch));
-        self.dealt.push(Dealt {
-            index,
+        let (name, pid) = (strike.fault.name(), target.pid);
+        let during = target.activity.map(|activity| activity.to_string());
+        let doing = during.as_deref().unwrap_or("running");
+        let since = at.as_secs_f64();
+        note(&format!("{since:.3} s: {name} {whom} (pid {pid}), {doing}"));
+        let has_steps = matches!(self.setting.extent, Extent::Steps(..));
+        let watch = Watch::new(scene, &target, strike.fault, has_steps);
+        self.watches.push((self.trial.dealt.len(), watch));
+        self.trial.dealt.push(Dealt {
+            index: strike.index,
             at,
-            strike,
-            rank: target.rank(),
+            fault: strike.fault,
+            rank: target.rank,
             pid,
+            during,
+            held: strike.fault.lasts().then_some(strike.hold),
             fate: None,
+            recovery: None,
             ranks: scene.ranks.len(),
         });
         Ok(())
     }
 
     fn watch(&mut self, scene: &Scene) {
-        let (dealt, held, now) = (&mut self.dealt, &self.held, self.started.elapsed());
-        let has_steps = self.furthest.is_some();
+        let (trial, held, now) = (&mut self.trial, &self.held, self.started.elapsed());
+        let has_steps = trial.steps.is_some();
         self.watches.retain_mut(|(place, watch)| {
-            let one = &mut dealt[*place];
+            let one = &mut trial.dealt[*place];
             let is_held = held.iter().any(|held| held.pid == one.pid);
-            let fate = watch.fate(scene, is_held);
-            // A rank that stood still and is still there held the others up for as long; the rest is the recovery.
-            let hold = match fate {
-                Some(Fate::Continued) => one.strike.hold,
-                _ => Duration::ZERO,
-            };
-            let since = now.saturating_sub(one.at + hold);
-            one.fate = fate.map(|fate| (fate, has_steps.then_some(since)));
-            if fate.is_some() {
+            one.fate = watch.fate(scene, is_held);
+            if let Some(fate) = one.fate {
+                // A rank that stood still and is still there held the others up for as long; the rest is the recovery.
+                let hold = one.held.filter(|_| fate == Fate::Continued);
+                let since = now.saturating_sub(one.at + hold.unwrap_or_default());
+                one.recovery = has_steps.then_some(since);
                 one.ranks = scene.ranks.len();
             }
-            fate.is_none()
+            one.fate.is_none()
         });
     }
 
-    /// What becomes of a job that has ended before it did another step.
+    /// The program has ended, and with it what was not done.
     fn conclude(&mut self, ending: Ending) {
-        self.held.clear();
-        let fate = match ending.is_success() {
-            true => Fate::Finished,
-            false => Fate::Failed,
+        let trial = &mut self.trial;
+        trial.is_success = ending.is_success();
+        trial.ended = match ending {
+            Ending::Code(code) => format!("exited with code {code}"),
+            Ending::Signal { number, .. } => format!("was ended by signal {number}"),
+        };
+        let fate = if trial.is_success {
+            Fate::Finished
+        } else {
+            Fate::Failed
         };
         for (place, _) in self.watches.drain(..) {
-            self.dealt[place].fate = Some((fate, None));
+            trial.dealt[place].fate = Some(fate);
         }
+        let missed = |one: Pending| Missed {
+            fault: one.strike.fault,
+            why: one.why,
+        };
+        trial.missed = self.pending.drain(..).map(missed).collect();
     }
 }
 
@@ -391,25 +350,12 @@ fn shared_memory() -> BTreeSet<OsString> {
     let own = rustix::process::getuid().as_raw();
     let entries = fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten();
     let is_own = |entry: &fs::DirEntry| entry.metadata().is_ok_and(|status| status.uid() == own);
-    entries
-        .filter(is_own)
-        .map(|entry| entry.file_name())
-        .collect()
-}
-
-/// How a program ended, in words.
-pub(super) fn ended(ending: Ending) -> String {
-    match ending {
-        Ending::Code(code) => format!("exited with code {code}"),
-        Ending::Signal { number, .. } => format!("was ended by signal {number}"),
-    }
+    let own = entries.filter(is_own);
+    own.map(|entry| entry.file_name()).collect()
 }
 
 /// The program as it would be typed.
 pub(super) fn line(program: &[OsString]) -> String {
-    let words = program
-        .iter()
-        .map(OsString::as_os_str)
-        .map(OsStr::to_string_lossy);
+    let words = program.iter().map(|word| OsStr::to_string_lossy(word));
     words.collect::<Vec<_>>().join(" ")
 }

@@ -1,14 +1,17 @@
 use super::*;
 
-fn row(at_s: f64, fault: &str, fate: Option<Fate>, recovery_s: Option<f64>) -> Row {
-    Row {
-        at_s,
-        fault: fault.to_owned(),
-        rank: (fault != "agent").then_some(2),
+fn row(at: f64, fault: Fault, fate: Option<Fate>, recovery: Option<f64>) -> Dealt {
+    let held = fault.lasts().then_some(Duration::from_millis(500));
+    Dealt {
+        index: 0,
+        at: Duration::from_secs_f64(at),
+        fault,
+        rank: (fault != Fault::Agent).then_some(2),
         pid: 7,
-        held_s: (fault == "stop").then_some(0.5),
+        during: None,
+        held,
         fate,
-        recovery_s,
+        recovery: recovery.map(Duration::from_secs_f64),
         ranks: 3,
     }
 }
@@ -21,24 +24,26 @@ fn evidence(value: Option<&str>) -> Vec<Evidence> {
 }
 
 fn report() -> Report {
+    let trial = Trial {
+        took: Duration::from_secs_f64(12.3456),
+        dealt: vec![
+            row(0.25, Fault::Kill, Some(Fate::WentOn), Some(0.012)),
+            row(1.5, Fault::Stop, Some(Fate::Continued), Some(0.51)),
+            row(2.0, Fault::Kill, Some(Fate::WentOn), Some(0.03)),
+            row(3.0, Fault::Agent, None, None),
+        ],
+        ended: "exited with code 0".to_owned(),
+        is_success: true,
+        saw_ranks: true,
+        ..Trial::default()
+    };
     Report {
-        paceline_chaos: VERSION,
+        version: VERSION,
         program: "x".to_owned(),
         seed: 7,
         faults: 4,
-        took_s: 12.3456,
-        reference_took_s: None,
-        dealt: vec![
-            row(0.25, "kill", Some(Fate::WentOn), Some(0.012)),
-            row(1.5, "stop", Some(Fate::Continued), Some(0.51)),
-            row(2.0, "kill", Some(Fate::WentOn), Some(0.03)),
-            row(3.0, "agent", None, None),
-        ],
-        missed: Vec::new(),
-        ended: "exited with code 0".to_owned(),
-        has_hung: false,
-        saw_ranks: true,
-        left_behind: Vec::new(),
+        reference_took: None,
+        trial,
         compared: None,
         survived: true,
         folder: "/logs".to_owned(),
@@ -72,18 +77,19 @@ fn a_report_has_a_row_for_each_fault_and_sentences_below() {
 #[test]
 fn what_was_not_as_it_should_be_is_said() {
     let mut report = report();
-    report.missed = [
+    report.trial.missed = [
         "too few ranks were left",
         "the job ended before",
         "too few ranks were left",
     ]
     .map(|why| Missed {
-        fault: "kill".to_owned(),
-        why,
+        fault: Fault::Kill,
+        why: why.to_owned(),
     })
     .into();
-    report.has_hung = true;
-    report.left_behind = vec!["process 7 (sleep)".to_owned()];
+    report.trial.has_hung = true;
+    report.trial.resumed = 2;
+    report.trial.left_behind = vec!["process 7 (sleep)".to_owned()];
     report.survived = false;
     for (reference, result, says) in [
         (Some("a"), Some("a"), "yes (a)"),
@@ -107,7 +113,7 @@ fn what_was_not_as_it_should_be_is_said() {
     let text = report.text();
     for says in [
         "; 1 not, because the job ended before; 2 not, because too few ranks were left\n",
-        "job           hung, and was ended: it exited with code 0 after",
+        "job           hung, and was ended: it exited with code 0 after 12.35 s, started again 2 times\n",
         "left behind   process 7 (sleep)\n",
         "survived      no\n",
     ] {
@@ -120,7 +126,10 @@ fn json_has_every_fault() {
     let json: serde_json::Value = serde_json::from_str(&report().json()).expect("JSON");
     assert_eq!(json["paceline_chaos"], VERSION);
     assert_eq!(json["dealt"][0]["fate"], "went_on");
+    assert_eq!(json["dealt"][0]["fault"], "kill");
     assert_eq!(json["dealt"][0]["recovery_s"], 0.012);
+    assert_eq!(json["dealt"][1]["held_s"], 0.5);
+    assert_eq!(json["took_s"], 12.3456);
     assert_eq!(json["dealt"][3]["rank"], serde_json::Value::Null);
     assert_eq!(json["survived"], true);
 }

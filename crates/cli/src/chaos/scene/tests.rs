@@ -1,4 +1,4 @@
-use paceline_rendezvous::page::Activity;
+use paceline_rendezvous::page::RunningRank;
 
 use super::super::plan::Moment;
 use super::*;
@@ -38,6 +38,7 @@ fn job(page: Page, generation: u32, ranks: &[(u32, Phase, u64)]) -> RunningJob {
 
 fn strike(fault: Fault, pick: u64) -> Strike {
     Strike {
+        index: 0,
         fault,
         moment: Moment::At(0.0),
         pick,
@@ -45,11 +46,20 @@ fn strike(fault: Fault, pick: u64) -> Strike {
     }
 }
 
+fn rules(held: &[u32], leave: usize) -> Rules<'_> {
+    Rules {
+        held,
+        leave,
+        resumes: false,
+        phase: None,
+    }
+}
+
 /// A fault in this scene, and what each of the later ones shows.
 fn fates(fault: Fault, before: &[RunningJob], later: &[&[RunningJob]]) -> Vec<Option<Fate>> {
     let mut eyes = Eyes::default();
     let scene = eyes.see(before);
-    let target = target(&strike(fault, 1), &scene, &[], 1).expect("a target");
+    let target = target(&strike(fault, 1), &scene, rules(&[], 1)).expect("a target");
     let mut watch = Watch::new(&scene, &target, fault, false);
     let fate = |jobs: &&[RunningJob]| watch.fate(&eyes.see(jobs), false);
     later.iter().map(fate).collect()
@@ -81,26 +91,61 @@ fn a_fault_hits_a_free_rank_and_spares_the_last() {
         ],
     )];
     let scene = Eyes::default().see(&jobs);
-    let check = |fault, pick, held: &[u32], spared, expect: Result<u32, Wait>| {
-        let target = target(&strike(fault, pick), &scene, held, spared);
-        assert_eq!(target.map(|target| target.pid()), expect);
+    let check = |fault, pick, held: &[u32], leave, expect: Result<u32, &str>| {
+        let target = target(&strike(fault, pick), &scene, rules(held, leave));
+        assert_eq!(target.map(|target| target.pid), expect);
     };
     // Rank 1 is dead and rank 3 about to leave.
     check(Fault::Kill, 0, &[], 1, Ok(10));
     check(Fault::Kill, 1, &[], 1, Ok(12));
     check(Fault::Kill, 2, &[], 1, Ok(10));
-    check(Fault::Kill, 0, &[], 2, Err(Wait::TooFew));
+    check(Fault::Kill, 0, &[], 2, Err("too few ranks were left"));
     check(Fault::Stop, 0, &[], 2, Ok(10));
     check(Fault::Stop, 0, &[10], 2, Ok(12));
-    check(Fault::Stop, 0, &[10, 12], 0, Err(Wait::NoRank));
-    check(Fault::Agent, 0, &[], 1, Err(Wait::OneLauncher));
+    check(
+        Fault::Stop,
+        0,
+        &[10, 12],
+        0,
+        Err("all ranks were disturbed already"),
+    );
+    check(Fault::Exit, 0, &[10], 0, Err("too few ranks were left"));
+    check(Fault::Memory, 0, &[], 2, Err("too few ranks were left"));
+    check(Fault::Agent, 0, &[], 1, Err("there was only one launcher"));
+    let resumes = Rules {
+        resumes: true,
+        ..rules(&[], 2)
+    };
+    let launcher = target(&strike(Fault::Agent, 0), &scene, resumes);
+    assert_eq!(
+        launcher.map(|target| (target.pid, target.rank)),
+        Ok((1001, None))
+    );
     let two = [
         job(PAGE, 0, &[(10, Backward, 1)]),
         job(NEXT, 0, &[(20, Backward, 1)]),
     ];
     let scene = Eyes::default().see(&two);
-    let launcher = target(&strike(Fault::Agent, 1), &scene, &[], 1);
-    assert_eq!(launcher, Ok(Target::Launcher(1002)));
+    let launcher = target(&strike(Fault::Agent, 1), &scene, rules(&[], 1));
+    assert_eq!(launcher.map(|target| target.pid), Ok(1002));
+}
+
+#[test]
+fn a_fault_waits_for_a_rank_in_its_phase() {
+    let jobs = [job(PAGE, 0, &[(10, Backward, 1), (11, DataLoader, 1)])];
+    let scene = Eyes::default().see(&jobs);
+    for (phase, expect) in [
+        (None, Ok(10)),
+        (Some(DataLoader), Ok(11)),
+        (Some(Rendezvous), Err("no rank did what it should")),
+    ] {
+        let rules = Rules {
+            phase,
+            ..rules(&[], 1)
+        };
+        let target = target(&strike(Fault::Stop, 0), &scene, rules);
+        assert_eq!(target.map(|target| target.pid), expect, "{phase:?}");
+    }
 }
 
 #[test]
@@ -203,7 +248,7 @@ fn a_job_whose_rank_stood_still_continues() {
     assert_eq!(fates(Fault::Cut, &before, &[&later]), [None]);
     let mut eyes = Eyes::default();
     let scene = eyes.see(&before);
-    let target = target(&strike(Fault::Stop, 0), &scene, &[], 0).expect("a target");
+    let target = target(&strike(Fault::Stop, 0), &scene, rules(&[], 0)).expect("a target");
     let mut watch = Watch::new(&scene, &target, Fault::Stop, false);
     let is_held = watch.fate(&eyes.see(&later), true);
     assert_eq!(is_held, None);
@@ -214,7 +259,7 @@ fn a_job_that_is_hit_before_its_first_step_has_to_do_one() {
     let starting = |page, pids: [u32; 2]| job(page, 0, &pids.map(|pid| (pid, Starting, 0)));
     let mut eyes = Eyes::default();
     let scene = eyes.see(&[starting(PAGE, [10, 11])]);
-    let target = target(&strike(Fault::Kill, 0), &scene, &[], 1).expect("a target");
+    let target = target(&strike(Fault::Kill, 0), &scene, rules(&[], 1)).expect("a target");
     let mut watch = Watch::new(&scene, &target, Fault::Kill, true);
     let stepped = job(NEXT, 0, &[(20, BetweenSteps, 0), (21, BetweenSteps, 0)]);
     for (jobs, expect) in [
