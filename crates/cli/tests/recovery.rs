@@ -5,9 +5,11 @@
 //! itself where its environment says so, and goes on with the next generation when others are lost or replaced.
 
 use std::process::{Command, Output};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_rendezvous::page::{JobPage, Phase};
 use rustix::process::{Signal, getpid, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -46,7 +48,7 @@ fn say(line: &str) {
 
 /// The part of a rank; true when this process is one. `PACELINE_TEST_RECOVERY` has words such as `2@10:kill` (rank 2 at
 /// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `+1@starting:9` (the first replacement before it
-/// is ready) and `+1@joining:kill` (about when it joins). With `admits` the ranks take in replacements, and work on until these are there.
+/// is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after the last step). With `admits` the ranks take in replacements, and work on until these are there.
 fn played() -> bool {
     let Ok(faults) = std::env::var(ROLE) else {
         return false;
@@ -68,7 +70,7 @@ fn played() -> bool {
         std::thread::spawn(move || {
             std::thread::sleep(after);
             strike(&how);
-        });
+        })
     };
     let options = GroupOptions {
         timeout: Duration::from_secs(if faults.contains(":stop") { 2 } else { 60 }),
@@ -82,10 +84,11 @@ fn played() -> bool {
     let admits = faults.contains("admits");
     let mut done = 0_i64;
     let mut has_lost = false;
+    let mut doomed: Option<JoinHandle<()>> = None;
     if group.is_joining() {
         assert!(group.barrier().is_err());
         fault("starting").into_iter().for_each(strike);
-        fault("joining").into_iter().for_each(strike_soon);
+        fault("joining").map(strike_soon);
         loop {
             match group.next_generation() {
                 Ok(next) => group = next,
@@ -114,6 +117,10 @@ fn played() -> bool {
         if let Some(how) = fault(&done.to_string()) {
             strike(how);
         }
+        // On a busy machine the others would be done first.
+        if let Some(end) = doomed.take_if(|_| done == STEPS - 1) {
+            end.join().expect("it ends this process");
+        }
         let stepped = step(&group, done);
         if let Ok(is_invited) = &stepped {
             if std::mem::take(&mut has_lost) {
@@ -127,7 +134,9 @@ fn played() -> bool {
                 continue;
             }
         } else {
-            fault("forming").into_iter().for_each(strike_soon);
+            if let Some(how) = fault("forming") {
+                doomed = Some(strike_soon(how));
+            }
             has_lost = true;
         }
         let began = now_us();
@@ -135,7 +144,13 @@ fn played() -> bool {
             Ok(_) => group.admit(),
             Err(_) => group.next_generation(),
         };
-        group = next.unwrap_or_else(|again| panic!("{again} after {stepped:?}"));
+        group = next.unwrap_or_else(|again| {
+            if faults.contains("undeclared") {
+                // Its own failure would come first on a busy machine.
+                std::thread::sleep(Duration::from_secs(2));
+            }
+            panic!("{again} after {stepped:?}")
+        });
         let mut furthest = [done];
         // A rank that is lost now shows at the next step.
         if group.all_reduce(&mut furthest, ReduceOp::Max).is_ok() {
@@ -149,6 +164,16 @@ fn played() -> bool {
     say(&format!(
         "done with {world} ranks in generation {generation}"
     ));
+    if !faults.contains("unfinished") {
+        group.set_phase(Phase::Finished, 0);
+        let page = std::env::var("PACELINE_PAGE_FD").expect("a launcher");
+        let page = JobPage::from_fd(page.parse().expect("a descriptor")).expect("a page");
+        let is_done = || page.slot(0).activity().expect("it works").0.phase == Phase::Finished;
+        while fault("done").is_some() && !is_done() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fault("done").into_iter().for_each(strike);
     true
 }
 
@@ -283,6 +308,42 @@ fn a_stopped_rank_is_killed_and_one_that_leaves_early_is_left_behind() {
 }
 
 #[test]
+fn a_job_whose_ranks_are_all_stopped_ends() {
+    const NAME: &str = "a_job_whose_ranks_are_all_stopped_ends";
+    if played() {
+        return;
+    }
+    let output = job(NAME, "shm", 2, &[], "0@6:stop 1@6:stop");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(err.contains("; 1 rank goes on"), "{err}");
+    assert!(err.contains("no live recovery: no rank is left"), "{err}");
+}
+
+#[test]
+fn a_rank_that_is_lost_after_the_job_is_done_is_no_failure() {
+    const NAME: &str = "a_rank_that_is_lost_after_the_job_is_done_is_no_failure";
+    if played() {
+        return;
+    }
+    for fault in ["1@done:stop", "1@done:kill", "0@done:abort"] {
+        let output = job(NAME, "shm", 2, &[], fault);
+        all_go_on(&output, 2, 0..=0);
+        let err = text(&output.stderr);
+        let says = "; the job was done, and its results are complete";
+        assert_eq!(err.matches(says).count(), 1, "{fault}: {err}");
+    }
+    // Without rank 0's word it may not be done.
+    let output = job(NAME, "shm", 2, &[], "1@done:stop unfinished");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    assert!(
+        err.contains("rank 1 (pid ") && err.contains("stalled"),
+        "{err}"
+    );
+}
+
+#[test]
 fn without_all_ranks_word_or_after_a_usage_error_the_job_fails_or_is_started_again() {
     const NAME: &str =
         "without_all_ranks_word_or_after_a_usage_error_the_job_fails_or_is_started_again";
@@ -364,4 +425,10 @@ fn replacements_may_be_lost_and_restarts_used_up() {
         assert!(err.contains("replacement of rank 2 (pid "), "{err}");
         assert!(err.contains("no restart is left for another one"), "{err}");
     }
+    // One that hangs before it is ready is killed, and replaced in turn.
+    let err = full_again(NAME, "shm", 2, "2", "1@5:kill +1@starting:stop");
+    assert!(
+        err.contains("replacement of rank 1 (pid ") && err.contains("; it is killed"),
+        "{err}"
+    );
 }

@@ -180,6 +180,9 @@ impl ProcessGroup {
             p2p,
             origin,
         } = wiring;
+        if !status.is_subgroup() {
+            status.slot().set_timeout(options.timeout);
+        }
         let recorder = flight.recorder(Membership {
             name: status.name().into(),
             ranks: (0..env.world).map(|rank| status.started(rank)).collect(),

@@ -204,7 +204,7 @@ impl Job {
 
     /// Whether the ranks that are left go on after a loss.
     pub(crate) fn recovers_live(&self) -> bool {
-        self.recovery == Recovery::Live && self.cluster.is_none()
+        matches!(self.recovery, Recovery::Live | Recovery::Auto) && self.cluster.is_none()
     }
 
     /// A rank's variable, where the launcher does not set it.

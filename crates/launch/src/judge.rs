@@ -54,14 +54,26 @@ pub struct WorkerState {
     pub blames: Option<usize>,
     /// Since when, counted from the job's start, it has been inside one collective operation, or looking for the others.
     pub in_collective_since: Option<Duration>,
-    /// Whether a signal or a debugger has stopped it.
-    pub stopped: bool,
+    /// For how long a signal or a debugger has stopped it, if it is stopped.
+    pub stopped_for: Option<Duration>,
+    /// The time after which a stopped rank counts as one that hangs; `None` waits for it.
+    pub stopped_max: Option<Duration>,
     /// Since when, counted from the job's start, it has waited for the next generation because of the rank it blames.
     pub waits_since: Option<Duration>,
     /// Whether the generation that has begun goes on without it: nothing that it does is a failure of the job.
     pub is_out: bool,
     /// Whether it replaces a lost rank and has not the job's state yet.
     pub is_new: bool,
+    /// When its process was started, if it replaces a lost rank; since the job's start.
+    pub started: Duration,
+}
+
+impl WorkerState {
+    fn is_stopped_too_long(&self) -> bool {
+        let is_member = self.exit.is_none() && !self.is_out;
+        let times = self.stopped_for.zip(self.stopped_max);
+        is_member && times.is_some_and(|(stopped, most)| stopped >= most)
+    }
 }
 
 /// How long the judge waits before it takes silence for an answer.
@@ -142,6 +154,13 @@ pub fn judge(
         .min();
     if let Some((at, _, rank)) = first {
         return follow(workers, revoked_for, (rank, at), now, limits);
+    }
+    if let Some(rank) = workers.iter().position(WorkerState::is_stopped_too_long) {
+        return Verdict::Failed {
+            rank,
+            fault: Fault::Stalled,
+            reported_by: None,
+        };
     }
     if let Some(verdict) = left_early(workers, now, limits) {
         return verdict;
@@ -254,7 +273,9 @@ fn left_early(workers: &[WorkerState], now: Duration, limits: &Limits) -> Option
         .iter()
         .enumerate()
         // A stopped process makes no progress in an operation that all others have finished.
-        .filter(|(_, worker)| worker.exit.is_none() && !worker.stopped && !worker.is_out)
+        .filter(|(_, worker)| {
+            worker.exit.is_none() && worker.stopped_for.is_none() && !worker.is_out
+        })
         .filter_map(|(other, worker)| {
             worker
                 .in_collective_since

@@ -11,17 +11,20 @@
 //! Replacements get the highest ranks: rank 0 is always the one that has been there for the longest time.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::judge::WorkerState;
 
 /// What becomes of a job whose ranks are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Recovery {
+    /// [`Live`](Self::Live) if all ranks say that they go on, else [`Restart`](Self::Restart).
+    #[default]
+    Auto,
     /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node only. Lost ranks are
     /// replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Live,
     /// All ranks are started again, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
-    #[default]
     Restart,
     /// The job ends.
     None,
@@ -29,7 +32,7 @@ pub enum Recovery {
 
 /// A word that names no recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("expected live, restart or none")]
+#[error("expected auto, live, restart or none")]
 pub struct NotARecovery;
 
 impl FromStr for Recovery {
@@ -37,6 +40,7 @@ impl FromStr for Recovery {
 
     fn from_str(text: &str) -> Result<Self, NotARecovery> {
         match text {
+            "auto" => Ok(Self::Auto),
             "live" => Ok(Self::Live),
             "restart" => Ok(Self::Restart),
             "none" => Ok(Self::None),
@@ -63,7 +67,7 @@ pub(crate) enum Next {
 pub(crate) enum Impossible {
     #[error("no rank is left")]
     NobodyLeft,
-    #[error("rank {0} does not recover live")]
+    #[error("rank {0} does not recover live, or not before it has begun to train")]
     NotAble(usize),
 }
 
@@ -72,6 +76,8 @@ pub(crate) enum Impossible {
 pub(crate) enum Due {
     /// A replacement has ended before it was admitted. `is_invited`: the members form a generation without it.
     Lost { rank: usize, is_invited: bool },
+    /// The end of a replacement that does not get ready.
+    Kill(usize),
     /// A process for a lost rank's place.
     Start(usize),
     /// An invitation to these, in the order of their ranks.
@@ -85,6 +91,16 @@ pub(crate) struct Seen<'a> {
     pub(crate) admits: &'a dyn Fn(usize) -> bool,
     /// Whether a replacement is ready.
     pub(crate) is_ready: &'a dyn Fn(usize) -> bool,
+    /// Since the job's start.
+    pub(crate) now: Duration,
+    /// How long a replacement may take until it is ready.
+    pub(crate) ready_within: Duration,
+}
+
+/// How long a replacement may take until it is ready: twice as long as the first ranks took until they had done a step, while
+/// nothing else ran on the machine, and at least as long as a rank waits for another one.
+pub(crate) fn ready_within(timeout: Duration, first_step_after: Duration) -> Duration {
+    timeout.max(2 * first_step_after)
 }
 
 /// Which ranks are in the generation that has begun, and who is to take the other places.
@@ -95,6 +111,8 @@ pub(crate) struct Roster {
     invited: Vec<usize>,
     /// Replacements that start or wait.
     starting: Vec<usize>,
+    /// Those of them that were killed, because they did not get ready.
+    late: Vec<usize>,
     /// Places of lost ranks.
     empty: Vec<usize>,
     /// How many replacements may still be started.
@@ -108,6 +126,7 @@ impl Roster {
             members: (0..ranks).collect(),
             invited: Vec::new(),
             starting: Vec::new(),
+            late: Vec::new(),
             empty: Vec::new(),
             left: replacements_max,
             started: 0,
@@ -192,8 +211,18 @@ impl Roster {
             if let Some(at) = ranks.iter().position(has_ended) {
                 let rank = ranks.remove(at);
                 self.empty.push(rank);
+                self.late.retain(|late| *late != rank);
                 return Some(Due::Lost { rank, is_invited });
             }
+        }
+        let is_late = |rank: &usize| {
+            let age = seen.now.saturating_sub(seen.states[*rank].started);
+            !(seen.is_ready)(*rank) && age >= seen.ready_within
+        };
+        let mut starting = self.starting.iter().copied();
+        if let Some(rank) = starting.find(|rank| is_late(rank) && !self.late.contains(rank)) {
+            self.late.push(rank);
+            return Some(Due::Kill(rank));
         }
         // The job ends, or a failure is being looked into.
         if self.members.iter().any(has_ended) {

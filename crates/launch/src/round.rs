@@ -153,6 +153,8 @@ pub(crate) fn run(
         },
         generation: 0,
         roster: Roster::new(job.nproc, place.replacements_max),
+        looked_at: Duration::ZERO,
+        trains_since: None,
         given_up: None,
     };
     supervisor.run();

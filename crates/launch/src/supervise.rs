@@ -11,7 +11,7 @@ use paceline_rendezvous::process::Stat;
 
 use crate::elastic::messages::How;
 use crate::job::Job;
-use crate::judge::{Ending, Fault, Verdict, judge};
+use crate::judge::{Ending, Fault, Verdict, WorkerState, judge};
 use crate::orphans::Orphans;
 use crate::output::Output;
 use crate::plan::Plan;
@@ -54,6 +54,10 @@ pub(crate) struct Supervisor<'a> {
     /// The newest generation of the ranks that has begun.
     pub(crate) generation: u32,
     pub(crate) roster: Roster,
+    /// When the job page was last looked at, since the start.
+    pub(crate) looked_at: Duration,
+    /// How long after the start all ranks had begun to train, as far as they take in replacements.
+    pub(crate) trains_since: Option<Duration>,
     /// The failure of a rank that is being killed so that the others can go on, and when it has to have ended.
     pub(crate) given_up: Option<(Failure, Instant)>,
 }
@@ -185,7 +189,8 @@ impl Supervisor<'_> {
             return self.go_on_without(failure, true);
         }
         // Ranks that wait for the next generation have not ended; no event announces them.
-        let is_watched = self.job.recovers_live();
+        let mut slots = (0..self.workers.states.len()).map(|rank| self.page.slot(rank));
+        let is_watched = self.job.recovers_live() && slots.any(|slot| slot.recovers());
         if !is_watched && self.workers.states.iter().all(|state| state.exit.is_none()) {
             return None;
         }
@@ -227,6 +232,11 @@ impl Supervisor<'_> {
     fn read_page(&mut self) {
         let now = self.started.elapsed();
         self.note_admitted();
+        // Of a pause of this process only a part counts: its ranks may have been stopped together with it.
+        let since_last_look = now.saturating_sub(self.looked_at).min(4 * QUICK_LOOK);
+        self.looked_at = now;
+        let has_ended = |state: &WorkerState| state.exit.is_some();
+        let is_ending = self.workers.states.iter().any(has_ended);
         for rank in 0..self.workers.states.len() {
             let (slot, pid) = (self.page.slot(rank), self.workers.pid(rank));
             let blames = slot.victim_in(self.generation);
@@ -243,8 +253,15 @@ impl Supervisor<'_> {
                     activity.op.is_some() || activity.phase == Phase::Rendezvous
                 })
                 .map(|(_, since)| now.saturating_sub(since));
-            state.stopped = state.exit.is_none() && Stat::read(pid).is_some_and(Stat::is_stopped);
+            let is_stopped = state.exit.is_none() && Stat::read(pid).is_some_and(Stat::is_stopped);
+            let until_now = |stopped: Duration| stopped + since_last_look;
+            state.stopped_for =
+                is_stopped.then(|| state.stopped_for.map_or(Duration::ZERO, until_now));
+            // A job that is started again after a loss may be stopped as a whole for as long as its user likes.
+            let is_needed = is_ending || (self.job.recovers_live() && slot.recovers());
+            state.stopped_max = slot.timeout().filter(|_| is_needed);
         }
+        self.note_training(now);
     }
 
     fn describe(

@@ -25,7 +25,7 @@
 //!      1284  its ranks on all  u32                          92  as          u32  rank in it + 1
 //!            nodes                                          96  admits      u32  0 no, 1 yes
 //!      1288  bytes of address  u32                         100  joins       u32  0 no, 1 is ready, 2 has joined
-//!      1292  address of its store, 308 bytes
+//!      1292  address of its store, 308 bytes                104  timeout     u32  ms, 0 = none
 //!      1600  another generation, in the same way
 //! ```
 //!
@@ -451,6 +451,20 @@ impl Slot {
     pub fn victim_in(&self, generation: u32) -> Option<usize> {
         let (culprit, of) = layout::untagged(self.raw().blame.load(Ordering::Acquire));
         culprit.filter(|_| of == generation)
+    }
+
+    /// Publishes how long this rank waits for the others in one operation.
+    pub fn set_timeout(&self, timeout: Duration) {
+        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        self.raw()
+            .timeout_ms
+            .store(millis.max(1), Ordering::Relaxed);
+    }
+
+    /// How long this rank waits for the others in one operation, once it is known.
+    pub fn timeout(&self) -> Option<Duration> {
+        let millis = self.raw().timeout_ms.load(Ordering::Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis.into()))
     }
 
     /// Says that this rank polls [`JobPage::stop_requested`] at every step boundary, so it needs no signal.

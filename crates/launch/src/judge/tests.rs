@@ -53,7 +53,7 @@ fn ms(text: &str) -> Duration {
 }
 
 /// One worker in words: `run`, `exit 7 @10`, `signal 9 @10`, then any of `blames 1`, `excused`,
-/// `collective @5`, `stopped`, `waits @5` for the next generation, `out` of the newest one.
+/// `collective @5`, `stopped 5` (for so many ms, of 100 at most), `waits @5` for the next generation, `out` of the newest one.
 fn worker(text: &str) -> WorkerState {
     let mut state = WorkerState::default();
     let mut how = None;
@@ -73,7 +73,10 @@ fn worker(text: &str) -> WorkerState {
             "collective" => {
                 state.in_collective_since = Some(ms(argument().trim_start_matches('@')))
             }
-            "stopped" => state.stopped = true,
+            "stopped" => {
+                state.stopped_for = Some(ms(argument()));
+                state.stopped_max = Some(ms("100"));
+            }
             "waits" => state.waits_since = Some(ms(argument().trim_start_matches('@'))),
             "out" => state.is_out = true,
             "excused" => {
@@ -247,8 +250,26 @@ fn a_rank_that_is_gone_while_another_waits_in_a_collective_left_early() {
         2_100,
         "running, look again at 4000 ms",
     );
-    check("exit 0 @100 | run collective @50 stopped", 9_000, "running");
+    check(
+        "exit 0 @100 | run collective @50 stopped 9",
+        9_000,
+        "running",
+    );
     check("run | run collective @50", 9_000, "running");
+}
+
+#[test]
+fn a_rank_that_stays_stopped_hangs_even_if_no_rank_waits_for_it() {
+    check("run stopped 99 | run stopped 99", 99, "running");
+    check("run stopped 99 | run stopped 100", 100, "rank 1 stalled");
+    check("exit 0 @10 | run stopped 100", 100, "rank 1 stalled");
+    check("run | run stopped 100 out", 100, "running");
+    // An end says more.
+    check(
+        "run stopped 100 | signal 9 @90",
+        100,
+        "rank 1 was killed by signal 9",
+    );
 }
 
 #[test]

@@ -18,6 +18,9 @@ fn ended(how: Ending) -> WorkerState {
     }
 }
 
+const STOPPED_MAX: Duration = Duration::from_secs(2);
+const READY_WITHIN: Duration = Duration::from_secs(4);
+
 const KILLED: Ending = Ending::Signal {
     number: 9,
     core: false,
@@ -110,6 +113,8 @@ fn a_lost_rank_is_replaced_while_restarts_are_left() {
             states,
             admits: &|_| true,
             is_ready: &|rank| ready.contains(&rank),
+            now: Duration::ZERO,
+            ready_within: Duration::MAX,
         })
     };
     let mut roster = Roster::new(3, 2);
@@ -120,6 +125,8 @@ fn a_lost_rank_is_replaced_while_restarts_are_left() {
         states: &states,
         admits: &|_| false,
         is_ready: &|_| false,
+        now: Duration::ZERO,
+        ready_within: Duration::MAX,
     };
     assert_eq!(roster.due(&refusing), None);
     assert_eq!(due(&mut roster, &states, &[]), Some(Due::Start(1)));
@@ -162,6 +169,44 @@ fn a_lost_rank_is_replaced_while_restarts_are_left() {
     let states = [ended(KILLED), ended(Ending::Code(0))];
     roster.go_on(&[1], &states);
     assert_eq!(due(&mut roster, &states, &[]), None);
+}
+
+#[test]
+fn a_replacement_that_does_not_get_ready_is_killed_once_and_replaced() {
+    let lives = WorkerState::default();
+    let new = WorkerState {
+        is_out: true,
+        is_new: true,
+        started: Duration::from_secs(10),
+        ..lives
+    };
+    let due = |roster: &mut Roster, states: &[WorkerState], seconds| {
+        roster.due(&Seen {
+            states,
+            admits: &|_| true,
+            is_ready: &|_| false,
+            now: Duration::from_secs(seconds),
+            ready_within: Duration::from_secs(5),
+        })
+    };
+    let mut roster = Roster::new(2, 2);
+    let mut states = [lives, ended(KILLED)];
+    roster.go_on(&[0], &states);
+    assert_eq!(due(&mut roster, &states, 10), Some(Due::Start(1)));
+    states[1] = new;
+    assert_eq!(due(&mut roster, &states, 14), None);
+    assert_eq!(due(&mut roster, &states, 15), Some(Due::Kill(1)));
+    assert_eq!(due(&mut roster, &states, 16), None);
+    states[1].exit = ended(KILLED).exit;
+    let lost = Due::Lost {
+        rank: 1,
+        is_invited: false,
+    };
+    assert_eq!(due(&mut roster, &states, 17), Some(lost));
+    assert_eq!(due(&mut roster, &states, 17), Some(Due::Start(1)));
+    let [seconds, minute] = [20, 60].map(Duration::from_secs);
+    assert_eq!(ready_within(minute, seconds), minute);
+    assert_eq!(ready_within(seconds, minute), 2 * minute);
 }
 
 /// What a rank of the simulation is doing.
@@ -209,6 +254,8 @@ struct World {
     begun: usize,
     /// The one that the launcher knows of.
     known: usize,
+    /// When the launcher last looked.
+    looked_at: Duration,
     roster: Roster,
     /// The job has failed.
     is_over: bool,
@@ -240,6 +287,7 @@ impl World {
             generations: vec![first],
             begun: 0,
             known: 0,
+            looked_at: Duration::ZERO,
             roster: Roster::new(ranks, replacements_max),
             is_over: false,
         }
@@ -380,7 +428,14 @@ impl World {
             let waits = rank.doing == Doing::Waiting && rank.generation == self.known;
             state.waits_since = waits.then(|| state.waits_since.unwrap_or(now));
             state.is_new = rank.is_new;
+            // All that hang are stopped processes.
+            let stopped = |stopped: Duration| stopped + now.saturating_sub(self.looked_at);
+            let is_stopped = rank.is_stuck && !rank.is_dead;
+            state.stopped_for =
+                is_stopped.then(|| state.stopped_for.map_or(Duration::ZERO, stopped));
+            state.stopped_max = Some(STOPPED_MAX);
         }
+        self.looked_at = now;
         if let Some(rank) = self.killing {
             if self.states[rank].exit.is_some() {
                 self.killing = None;
@@ -398,22 +453,25 @@ impl World {
             self.go_on(rank);
         }
         if !self.is_over && self.killing.is_none() {
-            self.fill_places();
+            self.fill_places(now);
         }
     }
 
-    fn fill_places(&mut self) {
+    fn fill_places(&mut self, now: Duration) {
         let ranks = &self.ranks;
         let due = self.roster.due(&Seen {
             states: &self.states,
             admits: &|_| true,
             is_ready: &|rank| ranks[rank].is_new && ranks[rank].doing != Doing::Starting,
+            now,
+            ready_within: READY_WITHIN,
         });
         match due {
             Some(Due::Start(rank)) => {
                 self.states[rank] = WorkerState {
                     is_out: true,
                     is_new: true,
+                    started: now,
                     ..WorkerState::default()
                 };
                 self.ranks[rank] = Rank {
@@ -433,6 +491,10 @@ impl World {
             Some(Due::Lost { is_invited, .. }) if is_invited => {
                 let members = self.roster.members().to_vec();
                 self.go_on_with(&members);
+            }
+            Some(Due::Kill(rank)) => {
+                assert!(self.ranks[rank].was_stuck, "a replacement that works");
+                self.ranks[rank].is_dead = true;
             }
             Some(Due::Lost { .. }) | None => {}
         }
@@ -518,11 +580,6 @@ fn after_any_faults_all_living_ranks_are_in_one_generation_and_lost_ones_are_rep
         }
         let lives = |rank: &usize| !world.ranks[*rank].is_dead;
         let living: Vec<usize> = (0..ranks).filter(lives).collect();
-        // A replacement cannot tell that those that it waits for hang.
-        let is_idle = |rank: &usize| world.ranks[*rank].is_stuck || world.ranks[*rank].is_new;
-        if living.iter().all(is_idle) {
-            continue;
-        }
         if world.is_over {
             // Nobody was left beside ranks that others had waited for in vain, and replacements.
             let hung = |rank: &usize| world.ranks[*rank].was_stuck || world.ranks[*rank].is_new;
@@ -531,13 +588,10 @@ fn after_any_faults_all_living_ranks_are_in_one_generation_and_lost_ones_are_rep
             continue;
         }
         let scene = format!("seed {seed}: {:?} {:?}", world.ranks, world.roster);
-        // A replacement that hangs before it is ready disturbs nobody.
-        let hangs = |rank: &usize| world.ranks[*rank].doing == Doing::Starting;
         let mut members = world.generations[world.begun].members.clone();
         members.sort_unstable();
-        let expected: Vec<usize> = living.iter().copied().filter(|rank| !hangs(rank)).collect();
-        assert_eq!(members, expected, "{scene}");
-        for rank in expected {
+        assert_eq!(members, living, "{scene}");
+        for rank in living.iter().copied() {
             let Rank {
                 doing,
                 generation,

@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use paceline_rendezvous::page::Phase;
+
 use super::{Stage, Supervisor};
 use crate::judge::Fault;
-use crate::recovery::{self, Due, Next};
+use crate::recovery::{self, Due, Next, Recovery};
 use crate::report::{Failure, count};
 use crate::stop::Asked;
 use crate::worker::KILLED_ENDS_WITHIN;
@@ -16,6 +18,9 @@ const JOIN_LOOK: Duration = Duration::from_millis(10);
 impl Supervisor<'_> {
     /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
     pub(super) fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
+        if self.is_finished() {
+            return self.end_without(&failure);
+        }
         let is_new = self.workers.states[failure.local_rank].is_new;
         let is_live = self.job.recovers_live()
             && self.stage == Stage::Running
@@ -45,7 +50,11 @@ impl Supervisor<'_> {
                 Some(until)
             }
             Some(Err(why)) => {
-                self.seen.notes.push(format!("no live recovery: {why}"));
+                // A program without it that was not asked for it has nothing to say.
+                let is_asked = self.job.recovery == Recovery::Live;
+                if is_asked || (0..self.workers.states.len()).any(recovers) {
+                    self.seen.notes.push(format!("no live recovery: {why}"));
+                }
                 self.fail(failure);
                 None
             }
@@ -55,6 +64,29 @@ impl Supervisor<'_> {
                 None
             }
         }
+    }
+
+    /// Whether rank 0 has said that the job is done: its results are written.
+    fn is_finished(&self) -> bool {
+        let first = self.roster.members().first().copied();
+        let activity = first.and_then(|rank| self.page.slot(rank).activity());
+        let is_done = activity.is_some_and(|(activity, _)| activity.phase == Phase::Finished);
+        self.job.recovers_live() && self.stage == Stage::Running && is_done
+    }
+
+    /// Ends a rank that fails after the job is done, and those that wait for it. Their ends are no failures.
+    fn end_without(&mut self, failure: &Failure) -> Option<Instant> {
+        let incident = failure.incident();
+        eprintln!("{incident}; the job was done, and its results are complete");
+        for (rank, state) in self.workers.states.iter_mut().enumerate() {
+            state.is_out |= rank == failure.local_rank || state.waits_since.is_some();
+        }
+        let alive = self.workers.alive().map(|(rank, _)| rank);
+        let is_out = |rank: &usize| self.workers.states[*rank].is_out;
+        alive
+            .filter(is_out)
+            .for_each(|rank| self.workers.kill(rank));
+        Some(Instant::now())
     }
 
     /// A sentence for each rank that was lost.
@@ -118,15 +150,19 @@ impl Supervisor<'_> {
         if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
             return None;
         }
+        let ready_within = self.ready_within();
         loop {
             let page = self.page;
             let seen = recovery::Seen {
                 states: &self.workers.states,
                 admits: &|rank| page.slot(rank).admits(),
                 is_ready: &|rank| page.slot(rank).is_ready_to_join(),
+                now: self.started.elapsed(),
+                ready_within,
             };
             match self.roster.due(&seen) {
                 Some(Due::Lost { rank, is_invited }) => self.lose_replacement(rank, is_invited),
+                Some(Due::Kill(rank)) => self.kill_replacement(rank),
                 Some(Due::Start(rank)) => self.start_replacement(rank),
                 Some(Due::Invite(members)) => {
                     self.page.invite_generation(&members);
@@ -149,11 +185,35 @@ impl Supervisor<'_> {
         let (job, plan) = (self.job, self.plan);
         let started = (self.workers).replace(job, plan, &shared, self.output, (rank, number));
         self.seen.replaced = number;
+        self.workers.states[rank].started = self.started.elapsed();
         if let Err(error) = started {
             self.roster.start_no_more();
             let rank = self.place.first_rank + rank;
             eprintln!("rank {rank} is not replaced: {error}");
         }
+    }
+
+    /// How long a replacement may take until it is ready.
+    fn ready_within(&self) -> Duration {
+        let members = self.roster.members().iter();
+        let timeouts = members.filter_map(|rank| self.page.slot(*rank).timeout());
+        let timeout = timeouts.max().unwrap_or(Duration::MAX);
+        recovery::ready_within(timeout, self.trains_since.unwrap_or_default())
+    }
+
+    /// Notes when all ranks have begun to train.
+    pub(super) fn note_training(&mut self, now: Duration) {
+        let mut members = self.roster.members().iter();
+        if self.trains_since.is_none() && members.all(|rank| self.page.slot(*rank).admits()) {
+            self.trains_since = Some(now);
+        }
+    }
+
+    /// Ends a replacement that does not get ready.
+    fn kill_replacement(&self, rank: usize) {
+        let failure = self.describe(rank, Fault::Stalled, None, self.started.elapsed());
+        eprintln!("replacement of {}; it is killed", failure.incident());
+        self.workers.kill(rank);
     }
 
     /// A replacement has ended before the others admitted it.

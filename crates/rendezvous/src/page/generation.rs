@@ -440,10 +440,12 @@ mod tests {
         slot.set_recovers();
         slot.set_admits();
         slot.set_joined();
+        slot.set_timeout(Duration::from_secs(60));
         page.clear_slot(1);
         assert!(slot.activity().is_none() && slot.pid().is_none() && slot.rank().is_none());
         assert!(slot.victim_of().is_none() && slot.awaits().is_none() && slot.stopped().is_none());
         assert!(!slot.recovers() && !slot.admits() && !slot.is_ready_to_join());
         assert!(!slot.has_joined() && !slot.polls_stop() && !slot.is_misconfigured());
+        assert!(slot.timeout().is_none());
     }
 }

@@ -72,7 +72,8 @@ pub(super) struct RawSlot {
     pub(super) member_of: [AtomicU64; 2],
     pub(super) admits: AtomicU32,
     pub(super) joins: AtomicU32,
-    _rest: [u8; 152],
+    pub(super) timeout_ms: AtomicU32,
+    _rest: [u8; 148],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -94,6 +95,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, blame) == 72);
     assert!(std::mem::offset_of!(RawSlot, member_of) == 80);
     assert!(std::mem::offset_of!(RawSlot, joins) == 100);
+    assert!(std::mem::offset_of!(RawSlot, timeout_ms) == 104);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -202,6 +204,7 @@ impl RawSlot {
             member_of: [one, other],
             admits,
             joins,
+            timeout_ms,
             _rest: _,
         } = self;
         for word in [step, seq, since_ns, stopped_at, blame, one, other] {
@@ -220,6 +223,7 @@ impl RawSlot {
             recovers,
             admits,
             joins,
+            timeout_ms,
         ] {
             word.store(0, SeqCst);
         }
