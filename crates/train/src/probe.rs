@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use paceline_collective::{DeviceMesh, ProcessGroup, ReduceOp};
 use paceline_ddp::timeline::Activity;
-use paceline_ddp::{Ddp, DdpOptions, Reduced, ShardStep};
+use paceline_ddp::{Ddp, DdpOptions, Recovery, Reduced, ShardStep};
 use paceline_nn::{Recompute, visited_block};
 use paceline_split::tensor::ParallelGpt;
 use paceline_usage::memory::{peak_resident_bytes, resident_file_bytes};
@@ -134,6 +134,7 @@ fn measure<T: TrainTask>(
             true => Recompute::Blocks,
             false => Recompute::None,
         },
+        recovery: Recovery::None,
         ..ddp_options(config, &task)
     };
     let rest = reset_peak() - file_bytes();
@@ -181,7 +182,10 @@ fn whole_steps<T: TrainTask>(
     let layout = Layout::new(config, group)?;
     device.seed(config.seed);
     let net = task.model(config, &device, &layout)?;
-    let options = ddp_options(config, &task);
+    let options = DdpOptions {
+        recovery: Recovery::None,
+        ..ddp_options(config, &task)
+    };
     let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
     let to_start = peak();
     let parts = config.shards * config.accumulate;

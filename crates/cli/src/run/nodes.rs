@@ -58,8 +58,9 @@ pub struct NodesArgs {
     #[arg(help_heading = "Failures")]
     pub max_restarts: u32,
     /// When ranks are lost: live has the others go on, and replaces the lost ones up to --max-restarts times, if the program can (on
-    /// one node; else as restart), restart starts all again up to --max-restarts times, none ends the job
-    #[arg(long, value_name = "HOW", value_parser = recovery, default_value = "restart")]
+    /// one node; else as restart); restart starts all again up to --max-restarts times; none ends the job; auto is live without a
+    /// word where the program cannot
+    #[arg(long, value_name = "HOW", value_parser = recovery, default_value = "auto")]
     #[arg(help_heading = "Failures")]
     pub recovery: Recovery,
     /// Role of the ranks, ROLE_NAME

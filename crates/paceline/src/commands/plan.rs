@@ -88,6 +88,7 @@ fn planned(args: &PlanArgs, resolved: &Resolved) -> Result<Plan, Failure> {
         job: Some(JobShape {
             world: cluster.ranks(),
             local_world: config.nproc_per_node,
+            recovers_live: false,
         }),
         ..Surroundings::of_process()
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_rendezvous::env::{self, WorkerEnv};
+use paceline_rendezvous::page::JobPage;
 use paceline_train::config::{
     FileText, Given, JobShape, Resolved, SavedRun, Surroundings, TrainConfig,
 };
@@ -35,6 +36,7 @@ pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
     JobShape {
         world: place.world,
         local_world: place.local_world,
+        recovers_live: JobPage::for_worker(place).is_ok_and(|page| page.recovers()),
     }
 }
 

@@ -170,8 +170,9 @@ fn a_mistake_of_rank_0_ends_the_job_with_its_words_and_its_code() {
 #[test]
 fn a_killed_rank_starts_again_from_the_newest_checkpoint() {
     let folder = tempdir().expect("a folder");
-    let line =
-        format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 7 --max-restarts 1");
+    let line = format!(
+        "train --run-dir run {JOB} --nproc-per-node 2 --save-every 7 --recovery restart --max-restarts 1"
+    );
     let job = start(folder.path(), &line);
     job.has_printed("epoch 1/2");
     rustix::process::kill_process(job.rank(1), Signal::KILL).expect("it runs");
@@ -186,7 +187,8 @@ fn a_killed_rank_starts_again_from_the_newest_checkpoint() {
 #[test]
 fn a_killed_rank_without_a_restart_left_is_told_how_to_continue() {
     let folder = tempdir().expect("a folder");
-    let line = format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 7");
+    let line =
+        format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 7 --recovery restart");
     let job = start(folder.path(), &line);
     job.has_printed("epoch 1/2");
     rustix::process::kill_process(job.rank(1), Signal::KILL).expect("it runs");
@@ -227,7 +229,7 @@ fn ranks_that_paceline_run_starts_again_go_on_with_their_run() {
     for resume in ["--resume auto ", ""] {
         let folder = tempdir().expect("a folder");
         let line = format!(
-            "run --nproc-per-node 2 --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
+            "run --nproc-per-node 2 --recovery restart --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
         );
         let job = start(folder.path(), &line);
         job.has_printed("[rank 0] epoch 1/2");

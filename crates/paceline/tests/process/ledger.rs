@@ -41,7 +41,7 @@ fn a_job_killed_twice_and_resumed_on_other_ranks_used_every_sample_once() {
     // Each rank that fails starts all of them again.
     let last = start(
         folder.path(),
-        "train --resume run --nproc-per-node 4 --max-restarts 1",
+        "train --resume run --nproc-per-node 4 --recovery restart --max-restarts 1",
     );
     last.has_printed("resumed   after step ");
     rustix::process::kill_process(last.rank(1), Signal::KILL).expect("it runs");

@@ -10,7 +10,8 @@ use super::support::{LIMIT, Running, metrics, paceline, start, steps};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
-const LIVE: &str = "--nproc-per-node 4 --recovery live";
+/// Replicas on the CPU recover live without being asked to.
+const LIVE: &str = "--nproc-per-node 4";
 const STEPS: u64 = 270;
 /// Has the job run for long enough that replacements join, with the same steps.
 const LONG: &str = "--evaluate-every 1";

@@ -6,9 +6,9 @@ use paceline_ddp::{CommHook, Precision};
 use super::derive::{kind, parts_fit, replica_ranks};
 use super::error::ConfigError;
 use super::settings::Settings;
-use super::table::{Need, OptionRow};
+use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{Recovery, Strategy, TrainConfig, Zero};
+use super::{TrainConfig, Zero};
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -129,19 +129,23 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
     Ok(())
 }
 
-/// Live recovery needs the whole state on every rank.
-fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
-    let config = TrainConfig::from_settings(settings);
+/// The setting because of which lost ranks cannot be recovered live: that needs the whole state in every rank's memory.
+pub(super) fn not_live(settings: &Settings) -> Option<&'static str> {
     let others = [
-        ("zero", config.zero != Zero::Off),
-        ("tp", config.tp.is_some()),
-        ("pp", config.pp.is_some_and(|stages| stages > 1)),
-        ("comm_hook", config.comm_hook != CommHook::None),
+        ("zero", settings.word("zero") != Some("0")),
+        ("tp", settings.count("tp").is_some()),
+        ("pp", settings.count("pp").is_some_and(|stages| stages > 1)),
+        ("comm_hook", settings.word("comm_hook") != Some(NONE)),
         ("device", kind(settings) != Some(DeviceKind::Cpu)),
-        ("strategy", config.strategy != Strategy::Ddp),
+        ("strategy", settings.word("strategy") != Some("ddp")),
     ];
     let other = others.into_iter().find(|(_, is_set)| *is_set);
-    let Some((key, _)) = other.filter(|_| config.recovery == Recovery::Live) else {
+    other.map(|(key, _)| key)
+}
+
+fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
+    let is_live = settings.word("recovery") == Some("live");
+    let Some(key) = not_live(settings).filter(|_| is_live) else {
         return Ok(());
     };
     let cite = |key| settings.need(key).cite();

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use paceline_ddp::device::{self, DeviceKind};
 use time::OffsetDateTime;
 
+use super::check::not_live;
 use super::error::ConfigError;
 use super::resolve::{JobShape, PathKind, Surroundings};
 use super::settings::Settings;
@@ -136,6 +137,33 @@ pub(super) fn numbers_and_names(
     let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
     let note = Some("task and start, UTC");
     settings.set_default("run_dir", Value::Path(path), note);
+}
+
+/// Sets what happens when a rank is lost, if it is `auto` or if the resumed run's way is no longer possible.
+pub(super) fn recovery(settings: &mut Settings, job: Option<JobShape>, ranks: Option<u64>) {
+    let is_of_run = matches!(settings.need("recovery").source, Source::Run(_));
+    let is_open = match settings.word("recovery") {
+        Some("auto") => true,
+        Some("live") => is_of_run,
+        _ => false,
+    };
+    if !is_open {
+        return;
+    }
+    let ranks = ranks.or(settings.count("nproc_per_node")).unwrap_or(1);
+    let (how, why) = match not_live(settings) {
+        Some(key) => {
+            let (flag, value) = (key.replace('_', "-"), &settings.need(key).value);
+            ("restart", format!("not live with --{flag} {value}"))
+        }
+        None if ranks == 1 => ("restart", "one rank".to_owned()),
+        None if job.is_some_and(|job| !job.recovers_live) => {
+            ("restart", "as the launcher".to_owned())
+        }
+        None if is_of_run => return,
+        None => ("live", "replicas on the CPU".to_owned()),
+    };
+    settings.choose("recovery", how, &format!("auto: {why}"));
 }
 
 /// The ranks of a replica: all that share the stages of `pp` and the parts of `tp`.

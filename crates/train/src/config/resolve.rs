@@ -52,6 +52,8 @@ pub struct JobShape {
     pub world: usize,
     /// Ranks on this machine.
     pub local_world: usize,
+    /// Whether the launcher has the other ranks go on when one is lost.
+    pub recovers_live: bool,
 }
 
 impl Surroundings {
@@ -236,6 +238,7 @@ impl Given {
             None => None,
         };
         derive::numbers_and_names(&mut settings, surroundings, ranks);
+        derive::recovery(&mut settings, surroundings.job, ranks);
         check(&settings, ranks)?;
         Ok(Resolved {
             variables: self.variables,
@@ -338,6 +341,7 @@ fn refuse_unresolved(settings: &Settings, path: &Path) -> Result<(), ConfigError
         ("nproc_per_node", settings.count("nproc_per_node").is_none()),
         ("device", derive::kind(settings).is_none()),
         ("dp", settings.count("dp").is_none()),
+        ("recovery", settings.word("recovery") == Some("auto")),
         ("resume", settings.path("resume").is_some()),
     ];
     match open.into_iter().find(|(_, open)| *open) {

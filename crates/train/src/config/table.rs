@@ -366,10 +366,10 @@ settings! {
     max_restarts: u32 = row(RUN, Kind::Count { min: 0, max: 10_000 },
         "Number of restarts of a failed job from its newest checkpoint, and of replacements of lost ranks with --recovery live")
         .or("0").local().needs(Need::Launcher);
-    recovery: Recovery = row(RUN, Kind::Word(&["live", "restart", "none"]),
+    recovery: Recovery = row(RUN, Kind::Word(&["auto", "live", "restart", "none"]),
         "When a rank is lost: live has the others go on (replicas on the CPU of one node; else as restart), \
-         restart starts all again as often as --max-restarts says, none ends the job")
-        .or("restart").needs(Need::Group);
+         restart starts all again as often as --max-restarts says, none ends the job; auto is live where it can be")
+        .or("auto").needs(Need::Group);
     timeout_seconds: u64 = row(TUNING, Kind::Count { min: 1, max: 86_400 },
         "Seconds that a rank waits for the others before the job fails")
         .or("60").local();

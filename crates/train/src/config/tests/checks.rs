@@ -23,6 +23,44 @@ fn a_batch_must_give_every_shard_and_every_part_a_sample() {
 }
 
 #[test]
+fn lost_ranks_are_recovered_live_where_they_can_be() {
+    let check = |flags: &[(&str, &str)], job, how: &str, why: &str| {
+        let surroundings = Surroundings {
+            job,
+            ..surroundings()
+        };
+        let given = Given::read(&inputs(flags, &[], None)).expect("readable");
+        let resolved = given.resolve(None, &surroundings).expect("valid");
+        let setting = resolved.setting("recovery");
+        assert_eq!(setting.value.to_string(), how, "{flags:?}");
+        assert_eq!(setting.origin(), format!("default (auto: {why})"));
+    };
+    let of_job = |recovers_live| {
+        Some(JobShape {
+            world: 2,
+            local_world: 2,
+            recovers_live,
+        })
+    };
+    check(&[], None, "live", "replicas on the CPU");
+    check(&[], of_job(true), "live", "replicas on the CPU");
+    check(&[], of_job(false), "restart", "as the launcher");
+    let single = [("nproc_per_node", "1")];
+    check(&single, None, "restart", "one rank");
+    let zero = [("zero", "1")];
+    check(&zero, None, "restart", "not live with --zero 1");
+    let hook = [("comm_hook", "bf16")];
+    check(&hook, None, "restart", "not live with --comm-hook bf16");
+    let gpus = [("device", "cuda")];
+    check(&gpus, None, "restart", "not live with --device cuda");
+    refused(
+        &[("recovery", "live"), ("zero", "1")],
+        "`recovery` is live (flag --recovery), which does not go with zero 1 (flag --zero)\n\
+         hint: use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint",
+    );
+}
+
+#[test]
 fn every_rank_must_have_a_shard() {
     refused(
         &[("shards", "2"), ("nproc_per_node", "3")],

@@ -53,6 +53,19 @@ fn a_run_goes_on_as_it_began() {
 }
 
 #[test]
+fn a_run_that_recovered_live_goes_on_in_a_layout_that_cannot() {
+    let how = |now: &[(&str, &str)]| {
+        let resolved = resume(&[("nproc_per_node", "2")], now).expect("valid");
+        let setting = resolved.setting("recovery");
+        (setting.value.to_string(), setting.origin())
+    };
+    let run = "run runs/x/config.toml";
+    assert_eq!(how(&[]), ("live".to_owned(), run.to_owned()));
+    let changed = format!("{run} (auto: not live with --zero 1)");
+    assert_eq!(how(&[("zero", "1")]), ("restart".to_owned(), changed));
+}
+
+#[test]
 fn shards_stay_while_the_number_of_ranks_changes() {
     let resolved = resume(&[("nproc_per_node", "4")], &[("nproc_per_node", "3")]).expect("valid");
     let config = resolved.config();

@@ -60,7 +60,7 @@ evaluate_every     0                            default
 save_every         0                            default
 keep               3                            default
 max_restarts       0                            default
-recovery           restart                      default
+recovery           live                         default (auto: replicas on the CPU)
 timeout_seconds    60                           default
 workers            1                            default
 bucket_cap_mb      25                           default
@@ -84,7 +84,7 @@ fn a_path_longer_than_a_column_does_not_widen_it() {
     assert!(
         table
             .lines()
-            .any(|line| line == "task               digits   default"),
+            .any(|line| line == "task               digits  default"),
         "{table}"
     );
 }
