@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Measures live recovery: the time from the SIGKILL of one of four ranks to the next committed step of the other three, and what a
-step costs while nothing fails.
+"""Measures live recovery on four ranks: the time from the SIGKILL of one of them to the next committed step of the other three, what the
+join of a replacement costs them, what torchrun needs for the same, and what a step costs while nothing fails.
 
-Usage: benches/recovery.py [--kills N] [--rounds N] [PROGRAM]
+Usage: benches/recovery.py [--kills N] [--large N] [--joins N] [--torchrun N] [--rounds N] [--python PYTHON] [PROGRAM]
+       benches/recovery.py --table
 
-PROGRAM is the `paceline` to run, by default target/release/paceline. Each kill has a job of its own. A step counts as
-committed once its record is in the run's ledger, which rank 0 writes after the optimizer's step. A round trains the same model with
-and without `--recovery live`, in turn. Raw results, one JSON object per line, are appended to docs/benchmarks/recovery.jsonl. A
-Markdown table of this run goes to stdout, progress to stderr.
+PROGRAM is the `paceline` to run, by default target/release/paceline, and PYTHON one that has torch; without it the jobs of torchrun are
+reported as skipped. Each kill has a job of its own. A step counts as committed once its record is in the run's ledger, which rank 0
+writes after the optimizer's step. A round trains the same model with and without `--recovery live`, in turn. Raw results, one JSON
+object per line, are appended to docs/benchmarks/recovery.jsonl. A Markdown table of this run goes to stdout, progress to stderr;
+--table prints that of the file's last run again.
 
 Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
@@ -27,15 +29,20 @@ from statistics import median, quantiles
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/benchmarks/recovery.jsonl"
 RANKS = 4
-JOB = ["train", "--task", "digits", "--nproc-per-node", str(RANKS), "--shards", "8", "--threads-per-rank", "1", "--usage", "off"]
-# The jobs that lose a rank are killed before they end.
-KILLED = ["--model", "small", "--epochs", "1000", "--recovery", "live"]
-PRICED = ["--model", "base", "--epochs", "6", "--transport", "shm"]
+JOB = ["train", "--nproc-per-node", str(RANKS), "--shards", "8", "--threads-per-rank", "1", "--usage", "off"]
+DIGITS = ["--task", "digits"]
+# By name: the model, and the steps before a kill. The jobs that lose a rank are killed before they end.
+STATES = {
+    "digits": ([*DIGITS, "--model", "small", "--epochs", "1000"], range(40, 120)),
+    # 8 million parameters: 97 MB with the optimizer's two moments.
+    "100 MB": (["--task", "lm", "--layers", "10", "--width", "256", "--heads", "4", "--context", "16", "--epochs", "1000"], range(6, 12)),
+}
+TORCH_STATES = {"digits": "small", "100 MB": "large"}
+PRICED = [*DIGITS, "--model", "base", "--epochs", "6", "--transport", "shm"]
 TRANSPORTS = "shm", "tcp"
-# Steps before a kill, and steps of a round that warm up.
-STEPS_BEFORE = range(40, 120)
-WARMUP = 20
-SECONDS_MAX = 60
+# Steps that warm up.
+WARMUP = {"digits": 20, "100 MB": 3}
+SECONDS_MAX = 120
 POLL_SECONDS = 1e-4
 
 
@@ -56,11 +63,15 @@ class Follow:
         return [json.loads(line) for line in whole]
 
     def until(self, is_found, job):
-        """When the first such line appeared."""
+        """When the first such line appeared, and when the last step before it did."""
         limit = time.monotonic() + SECONDS_MAX
-        while time.monotonic() < limit:
-            if any(is_found(line) for line in self.lines()):
-                return time.monotonic()
+        last = None
+        while (now := time.monotonic()) < limit:
+            for line in self.lines():
+                if is_found(line):
+                    return now, last
+                if is_step()(line):
+                    last = now
             if job.poll() is not None:
                 sys.exit(f"recovery: the job ended with {job.returncode}")
             time.sleep(POLL_SECONDS)
@@ -79,33 +90,71 @@ def rank_pid(launcher, rank):
     sys.exit(f"recovery: there is no rank {rank}")
 
 
-def step_seconds(run, generation_steps=None):
+def step_seconds(run, state, last=None):
     with open(run / "metrics.jsonl", encoding="utf-8") as text:
         records = [json.loads(line) for line in text if line.endswith("\n")]
     seconds = [record["seconds"] for record in records if record["kind"] == "step"]
-    return median(seconds[WARMUP:generation_steps])
+    return median(seconds[WARMUP[state]:last])
 
 
-def kill(program, transport, dice):
+def is_step(**expected):
+    """A line of the ledger or of `peers/recovery.py`: a step with these values."""
+    return lambda line: line.get("kind", "step") == "step" and all(line.get(key) == value for key, value in expected.items())
+
+
+def stop(job):
+    job.send_signal(signal.SIGTERM)
+    job.wait(SECONDS_MAX)
+
+
+def strike(job, steps, before, rank, dice):
+    """Kills a rank at some moment after so many steps. Returns the moment."""
+    steps.until(lambda line: is_step()(line) and line["step"] >= before, job)
+    pid = rank_pid(job.pid, rank)
+    # Anywhere in a step.
+    time.sleep(dice.random() * 0.01)
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    return start
+
+
+def kill(program, state, transport, dice, replaces):
+    model, moments = STATES[state]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [program, *JOB, *KILLED, "--transport", transport, "--run-dir", run]
+        restarts = ["--max-restarts", "1" if replaces else "0"]
+        command = [program, *JOB, *model, "--recovery", "live", *restarts, "--transport", transport, "--run-dir", run]
         job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             ledger = Follow(run / "checkpoints/ledger.jsonl")
-            before = dice.choice(STEPS_BEFORE)
-            ledger.until(lambda line: line["kind"] == "step" and line["step"] >= before, job)
-            rank = dice.randrange(RANKS)
-            pid = rank_pid(job.pid, rank)
-            # Anywhere in a step.
-            time.sleep(dice.random() * 0.01)
-            start = time.monotonic()
-            os.kill(pid, signal.SIGKILL)
-            end = ledger.until(lambda line: line["kind"] == "step" and line["generation"] == 1, job)
-            return {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, before)}
+            before, rank = dice.choice(moments), dice.randrange(RANKS)
+            start = strike(job, ledger, before, rank, dice)
+            end, _ = ledger.until(is_step(generation=1), job)
+            found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, state, before)}
+            if replaces:
+                joined, last = ledger.until(is_step(generation=2), job)
+                # From the last step without the replacement to the first one with it.
+                found |= {"gap_seconds": joined - (last or end), "full_seconds": joined - start}
+            return found
         finally:
-            job.send_signal(signal.SIGTERM)
-            job.wait(SECONDS_MAX)
+            stop(job)
+
+
+def torchrun(python, state, dice):
+    with tempfile.TemporaryDirectory() as folder:
+        script = ROOT / "benches/peers/recovery.py"
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "1"]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        job = subprocess.Popen([*command, script, folder, TORCH_STATES[state]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+        try:
+            steps = Follow(Path(folder) / "steps.jsonl")
+            # After a checkpoint, as that of a job that has run for a while.
+            before, rank = dice.choice(STATES[state][1]) + 60, dice.randrange(RANKS)
+            start = strike(job, steps, before, rank, dice)
+            end, _ = steps.until(is_step(restart=1), job)
+            return {"rank": rank, "seconds": end - start}
+        finally:
+            stop(job)
 
 
 def price(program, recovery):
@@ -113,22 +162,47 @@ def price(program, recovery):
         run = Path(folder) / "run"
         command = [program, *JOB, *PRICED, "--recovery", recovery, "--run-dir", run]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=SECONDS_MAX)
-        return {"recovery": recovery, "step_seconds": step_seconds(run)}
+        return {"recovery": recovery, "step_seconds": step_seconds(run, "digits")}
 
 
 def milliseconds(values, digits=1):
     return f"{median(values) * 1e3:.{digits}f}"
 
 
+def row(*cells):
+    print(f"| {' | '.join(cells)} |")
+
+
 def table(lines):
-    print("| one of 4 ranks is killed | kills | median, ms | p99, ms | longest, ms | a step, ms |\n|---|---:|---:|---:|---:|---:|")
-    for transport in TRANSPORTS:
-        kills = [line for line in lines if line["record"] == "kill" and line["transport"] == transport]
-        if kills:
-            seconds = sorted(line["seconds"] for line in kills)
-            last = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
-            steps = [line["step_seconds"] for line in kills]
-            print(f"| {transport} | {len(kills)} | {milliseconds(seconds)} | {last * 1e3:.1f} | {seconds[-1] * 1e3:.1f} | {milliseconds(steps, 2)} |")
+    def of(record, state, transport):
+        same = {"record": record, "state": state, "transport": transport}
+        return [line for line in lines if same.items() <= line.items()]
+
+    row("one of 4 ranks is killed", "state", "kills", "next step: median, ms", "p99, ms", "longest, ms", "a step, ms")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for transport in *TRANSPORTS, "torchrun":
+        for state in STATES:
+            kills = of("kill", state, transport)
+            if kills:
+                seconds = sorted(line["seconds"] for line in kills)
+                last = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+                steps = [line["step_seconds"] for line in kills if "step_seconds" in line]
+                name = {"torchrun": "torchrun, Gloo: starts all ranks again"}.get(transport, transport)
+                row(name, state, str(len(kills)), milliseconds(seconds), f"{last * 1e3:.1f}", f"{seconds[-1] * 1e3:.1f}",
+                    milliseconds(steps, 2) if steps else "")
+    joins = [(transport, state, of("join", state, transport)) for transport in TRANSPORTS for state in STATES]
+    if any(found for *_, found in joins):
+        print()
+        row("and is replaced", "state", "kills", "next step, ms", "the others stand still beyond a step, ms", "all 4 again, ms")
+        print("|---|---|---:|---:|---:|---:|")
+    for transport, state, found in joins:
+        if found:
+            still = [line["gap_seconds"] - line["step_seconds"] for line in found]
+            row(transport, state, str(len(found)), milliseconds([line["seconds"] for line in found]), milliseconds(still),
+                milliseconds([line["full_seconds"] for line in found], 0))
+    for line in lines:
+        if line["record"] == "skipped":
+            print(f"\nSkipped: {line['what']}, because {line['why']}.")
     rounds = {}
     for line in lines:
         if line["record"] == "price":
@@ -141,14 +215,34 @@ def table(lines):
         print(f"| `--model base`, 4 ranks, shm | {len(rounds)} | {off} | {live} | {middle} ({low} to {high}) |")
 
 
+def newest():
+    """The lines of the file's last run."""
+    with open(OUT, encoding="utf-8") as text:
+        lines = [json.loads(line) for line in text]
+    # Older runs did not name the model.
+    return [{"state": "digits", **line} for line in lines if line["started"] == lines[-1]["started"]]
+
+
+def lacks_torch(python):
+    if python is None:
+        return "no --python was given"
+    found = subprocess.run([python, "-c", "import torch"], capture_output=True, check=False)
+    return None if found.returncode == 0 else f"{python} has no torch"
+
+
 def main():
-    parser = argparse.ArgumentParser(usage="benches/recovery.py [--kills N] [--rounds N] [PROGRAM]")
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = argparse.ArgumentParser(usage=__doc__.split("Usage: ")[1].split("\n\n")[0])
+    for name, count in {"kills": 100, "large": 20, "joins": 20, "torchrun": 20, "rounds": 15}.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--python")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("program", nargs="?", default=str(ROOT / "target/release/paceline"))
     options = parser.parse_args()
-    if not os.access(options.program, os.X_OK):
-        parser.error(f"there is no program {options.program}")
+    if options.table:
+        return table(newest())
+    program = options.program
+    if not os.access(program, os.X_OK):
+        parser.error(f"there is no program {program}")
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     lines = []
@@ -158,18 +252,28 @@ def main():
         with open(OUT, "a", encoding="utf-8") as out:
             print(json.dumps(lines[-1]), file=out)
 
-    record(record="setup", commit=commit.stdout.strip(), program=Path(options.program).parent.name,
+    record(record="setup", commit=commit.stdout.strip(), program=Path(program).parent.name,
            machine=f"{os.cpu_count()} cores, {platform.system()} {platform.release()}", load=os.getloadavg()[0])
     dice = random.Random(7)
-    for number in range(options.kills):
-        print(f"kill {number + 1} of {options.kills}", file=sys.stderr)
-        for transport in TRANSPORTS:
-            record(record="kill", round=number, transport=transport, **kill(options.program, transport, dice))
+    jobs = [("kill", "digits", options.kills), ("kill", "100 MB", options.large), ("join", "digits", options.joins), ("join", "100 MB", options.joins)]
+    for name, state, count in jobs:
+        for number in range(count):
+            print(f"{name} {number + 1} of {count}, {state}", file=sys.stderr)
+            for transport in TRANSPORTS:
+                found = kill(program, state, transport, dice, name == "join")
+                record(record=name, round=number, state=state, transport=transport, **found)
+    why = lacks_torch(options.python)
+    if why and options.torchrun:
+        record(record="skipped", what="the jobs of torchrun", why=why)
+    for number in range(0 if why else options.torchrun):
+        for state in STATES:
+            print(f"torchrun {number + 1} of {options.torchrun}, {state}", file=sys.stderr)
+            record(record="kill", round=number, state=state, transport="torchrun", **torchrun(options.python, state, dice))
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         # The order alternates, in case that the machine slows down.
         for recovery in ("restart", "live")[:: 1 if number % 2 else -1]:
-            record(record="price", round=number, **price(options.program, recovery))
+            record(record="price", round=number, **price(program, recovery))
     record(record="end", load=os.getloadavg()[0])
     table(lines)
 
