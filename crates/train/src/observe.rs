@@ -56,10 +56,10 @@ impl Observer {
     /// Starts observing at the same moment on all ranks.
     ///
     /// *Errors*: those of the barrier.
-    pub(crate) fn start(ddp: &Ddp, group: &ProcessGroup) -> Result<Self, TrainError> {
+    pub(crate) fn start(ddp: &mut Ddp, group: &ProcessGroup) -> Result<Self, TrainError> {
         // A new rank begins when the others have admitted it.
         if !ddp.has_joined() {
-            group.barrier()?;
+            all_gather(ddp, group, &[])?;
         }
         Ok(Self {
             origin: Instant::now(),

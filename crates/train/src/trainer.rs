@@ -262,7 +262,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
-            observer: Observer::start(&ddp, &group)?,
+            observer: Observer::start(&mut ddp, &group)?,
             last_saved: saved.as_ref().map(Saved::step),
             progress,
             epoch_start: Instant::now(),
@@ -295,6 +295,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     }
 
     fn run(&mut self) -> Result<End, TrainError> {
+        self.follow()?;
         let mut shards = self.ddp.shards();
         let mut loader = self.loader(self.batches.clone())?;
         let mut position = None;
@@ -684,20 +685,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             .observer
             .totals(&mut self.ddp, &self.group, &self.device)?;
         self.follow()?;
-        if let (true, Some(position)) = (std::mem::take(&mut self.has_to_save), position) {
-            self.last_saved = None;
-            self.save(position)?;
-            self.checkpoints.wait()?;
-        }
         let usage = self.observer.usage();
-        self.console.finish();
-        self.console.print(&report::summary(usage, &totals));
-        self.console.print(&format!("weights sha256: {hash}"));
+        let summary = report::summary(usage, &totals);
+        let mut summary = format!("{}\nweights sha256: {hash}", summary.trim_end());
         let report = self.stages.as_deref();
         let report = report.map(|stages| PipelineReport::gather(stages, self.config, &self.group));
         let report = report.transpose()?;
         if let Some(report) = &report {
-            self.console.print(&report.render());
+            summary.push_str(&format!("\n{}", report.render()));
         }
         let mut record = serde_json::json!({
             "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
@@ -705,10 +700,28 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         if let Some(report) = report {
             record["pipeline"] = serde_json::to_value(report).expect("plain data encodes");
         }
-        self.console.emit(&record);
-        if let Some(mut metrics) = self.metrics.take() {
+        if let Some(metrics) = &mut self.metrics {
             metrics.write(&record)?;
-            metrics.flush()?;
+        }
+        let mut is_told = false;
+        // Until the rank that was rank 0 while it told the result still is, so that the result cannot be lost with it.
+        while !is_told {
+            if let (true, Some(position)) = (std::mem::take(&mut self.has_to_save), position) {
+                self.last_saved = None;
+                self.save(position)?;
+                self.checkpoints.wait()?;
+            }
+            self.flush_metrics()?;
+            is_told = self.group.rank() == 0;
+            self.console.finish();
+            self.console.print(&summary);
+            self.console.emit(&record);
+            if self.config.recovery != Recovery::Live {
+                break;
+            }
+            let told = all_gather(&mut self.ddp, &self.group, &[u8::from(is_told)])?;
+            self.follow()?;
+            is_told = told[0] == [1];
         }
         Ok(End::Finished)
     }

@@ -113,6 +113,23 @@ fn ranks_may_be_lost_at_any_moment() {
     }
 }
 
+#[test]
+fn the_first_rank_may_be_lost_after_the_last_step() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    for micros in [0, 1_000, 3_000] {
+        let folder = tempdir().expect("a folder");
+        let job = training(folder.path(), "");
+        let first = job.rank(0);
+        job.has_printed("epoch 3/3");
+        std::thread::sleep(Duration::from_micros(micros));
+        // It may have ended.
+        let _ = kill_process(first, Signal::KILL);
+        let case = format!("after {micros} us");
+        assert_whole(folder.path(), job, &[], &hash, &case);
+    }
+}
+
 /// What the launcher says of a replacement that the others have admitted.
 const JOINS: &str = " joins as a replacement; ";
 
