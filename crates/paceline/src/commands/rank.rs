@@ -33,10 +33,12 @@ fn read_place() -> Result<WorkerEnv, Failure> {
 
 /// The shape of the job that a rank of this place belongs to.
 pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
+    let recovers_live = JobPage::for_worker(place).is_ok_and(|page| page.recovers());
     JobShape {
         world: place.world,
         local_world: place.local_world,
-        recovers_live: JobPage::for_worker(place).is_ok_and(|page| page.recovers()),
+        // Ranks that cannot be replaced are better started again, all of them.
+        recovers_live: recovers_live && place.max_restarts == 0,
     }
 }
 

@@ -52,7 +52,7 @@ pub struct JobShape {
     pub world: usize,
     /// Ranks on this machine.
     pub local_world: usize,
-    /// Whether the launcher has the other ranks go on when one is lost.
+    /// Whether the launcher has the other ranks go on when one is lost, and starts no ranks again.
     pub recovers_live: bool,
 }
 
