@@ -20,16 +20,18 @@
 //! its ledger lacks. [`audit`] reads the file and proves what it can.
 
 mod audit;
+pub(crate) mod chain;
 mod cover;
 mod fault;
+pub(crate) mod lines;
 mod record;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Ddp;
@@ -38,13 +40,13 @@ use paceline_ddp::sampler::{BatchLayout, StepPlan};
 pub use audit::{Attempt, Audit, audit};
 pub use cover::Epoch;
 pub use fault::Fault;
-pub use record::{Begin, Cause, Hash, Step};
-use record::{Entry, Record, VERSION};
+pub use lines::Hash;
+use lines::{Lines, millis};
+pub use record::{Begin, Cause, Step};
+use record::{Record, VERSION};
 
 /// Its name, in the folder of the checkpoints.
 const NAME: &str = "ledger.jsonl";
-/// Longest line: the record of a job with as many replicas as there can be shards fits.
-const LINE_BYTES_MAX: u64 = 2 << 20;
 
 /// The place of the ledger in a folder of checkpoints.
 pub fn path(folder: &Path) -> PathBuf {
@@ -54,11 +56,7 @@ pub fn path(folder: &Path) -> PathBuf {
 /// An open ledger, on the rank that writes it.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    file: File,
-    name: Hash,
-    next: u64,
-    previous: Hash,
-    dropped_bytes: u64,
+    lines: Lines<Record>,
     began: SystemTime,
     /// The last step that a process of this job recorded before this one opened the file; 0 if no process did.
     step: u64,
@@ -121,33 +119,14 @@ impl Committed {
 impl Ledger {
     /// Opens the ledger in `folder` for a process that `began` then, after its last whole record.
     pub(crate) fn open(folder: &Path, began: SystemTime) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        let options = options.create(true).read(true).append(true);
-        let mut file = options.open(path(folder))?;
-        let len = file.seek(SeekFrom::End(0))?;
-        let last = last_record(&mut file, len)?;
+        let (lines, last) = Lines::open(&path(folder))?;
         // This process became rank 0 while it ran.
-        let is_taken_over = matches!(&last, Some((_, entry, _)) if entry.at_ms >= millis(began));
-        let step = match &last {
-            Some((_, entry, _)) if is_taken_over => entry.record.step(),
-            _ => 0,
-        };
-        let (end, next, name, previous) = match last {
-            Some((end, entry, sum)) => (end, entry.n + 1, entry.ledger, sum),
-            None => (0, 0, Hash::random(), Hash::default()),
-        };
-        if end < len {
-            file.set_len(end)?;
-        }
+        let taken_over = last.filter(|entry| entry.at_ms >= millis(began));
         Ok(Self {
-            file,
-            name,
-            next,
-            previous,
-            dropped_bytes: len - end,
+            lines,
             began,
-            step,
-            is_taken_over,
+            is_taken_over: taken_over.is_some(),
+            step: taken_over.map_or(0, |entry| entry.record.step()),
             terms: None,
         })
     }
@@ -165,7 +144,7 @@ impl Ledger {
             let is_first = self.terms.is_none() && !self.is_taken_over && terms.generation == 0;
             let begin = Begin {
                 version: VERSION,
-                cause: match (is_first, self.next) {
+                cause: match (is_first, self.lines.count()) {
                     (false, _) => Cause::Change,
                     (true, 0) => Cause::Start,
                     (true, _) => Cause::Resume,
@@ -176,65 +155,22 @@ impl Ledger {
                 generation: terms.generation,
                 world: terms.world,
                 owners: terms.owners.clone(),
-                dropped_bytes: std::mem::take(&mut self.dropped_bytes),
+                dropped_bytes: self.lines.take_dropped_bytes(),
             };
             let at = if is_first {
                 self.began
             } else {
                 SystemTime::now()
             };
-            self.append(at, Record::Begin(begin))?;
+            self.lines.append(at, Record::Begin(begin))?;
             self.terms = Some(terms.clone());
         }
-        self.append(SystemTime::now(), Record::Step(committed.step))
-    }
-
-    fn append(&mut self, at: SystemTime, record: Record) -> io::Result<()> {
-        let entry = Entry {
-            n: self.next,
-            ledger: self.name,
-            previous: self.previous,
-            at_ms: millis(at),
-            record,
-        };
-        let (line, sum) = entry.encode();
-        // One write, so that a process that is killed leaves a line whole or not at all.
-        self.file.write_all(line.as_bytes())?;
-        (self.next, self.previous) = (self.next + 1, sum);
-        Ok(())
+        let step = Record::Step(committed.step);
+        self.lines.append(SystemTime::now(), step)
     }
 
     /// The file, to be synced by another thread.
     pub(crate) fn file(&self) -> io::Result<File> {
-        self.file.try_clone()
-    }
-}
-
-fn millis(at: SystemTime) -> u64 {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The last record of a file of `len` bytes, and where it ends; `None` if the file has no whole line.
-///
-/// *Errors*: the last whole line is no record of a ledger.
-fn last_record(file: &mut File, len: u64) -> io::Result<Option<(u64, Entry, Hash)>> {
-    let start = len.saturating_sub(2 * LINE_BYTES_MAX);
-    file.seek(SeekFrom::Start(start))?;
-    let mut bytes = Vec::new();
-    file.take(len - start).read_to_end(&mut bytes)?;
-    let mut lines = bytes.rsplit(|byte| *byte == b'\n');
-    // Torn, or empty after the end of the last line.
-    let torn = lines.next().map_or(0, |line| line.len() as u64);
-    match (lines.next(), start) {
-        (Some(line), _) => {
-            let damaged = |why| io::Error::other(format!("its last record is damaged: {why}"));
-            let (entry, sum) = Entry::decode(line).map_err(damaged)?;
-            Ok(Some((len - torn, entry, sum)))
-        }
-        (None, 0) => Ok(None),
-        (None, _) => Err(io::Error::other(format!(
-            "its last {torn} bytes are no record"
-        ))),
+        self.lines.file()
     }
 }

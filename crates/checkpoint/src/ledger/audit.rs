@@ -1,21 +1,19 @@
 //! Reads a ledger, and proves that every sample of every epoch was used exactly once, or says where it was not.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
-use std::ops::Range;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use super::chain::Chain;
 use super::cover::{Epoch, cover};
 use super::fault::Fault;
-use super::record::{Begin, Entry, Hash, Record, Step};
-use super::{LINE_BYTES_MAX, path};
+use super::lines::Entry;
+use super::path;
+use super::record::{Begin, Record, Step};
 use crate::error::CheckpointError;
 use crate::folder;
-
-/// Faults after which reading ends.
-const FAULTS_MAX: usize = 20;
 
 /// What a ledger says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -98,26 +96,11 @@ pub(super) fn read(mut lines: impl BufRead) -> io::Result<Audit> {
     let mut chain = Chain::default();
     let mut kept: Vec<Kept> = Vec::new();
     let mut faults = Vec::new();
-    let mut bytes = Vec::new();
-    for line in 1.. {
-        bytes.clear();
-        let mut limited = (&mut lines).take(LINE_BYTES_MAX + 1);
-        let len = limited.read_until(b'\n', &mut bytes)? as u64;
-        if bytes.pop_if(|last| *last == b'\n').is_none() {
-            match len > LINE_BYTES_MAX {
-                true => chain.faults.push(Fault::TooLong { line }),
-                false => audit.torn_bytes = len,
-            }
-            break;
-        }
-        if let Some(entry) = chain.follow(line, &bytes) {
-            audit.records += 1;
-            audit.add(entry, &mut kept, &mut faults);
-        }
-        if chain.faults.len() + chain.gaps.len() + faults.len() >= FAULTS_MAX {
-            break;
-        }
-    }
+    audit.torn_bytes = chain.read(&mut lines, |entry| {
+        audit.records += 1;
+        audit.add(entry, &mut kept, &mut faults);
+        faults.len()
+    })?;
     audit.faults = chain.end();
     for step in &kept {
         let attempt = &mut audit.attempts[step.attempt];
@@ -138,96 +121,8 @@ pub(super) fn read(mut lines: impl BufRead) -> io::Result<Audit> {
     Ok(audit)
 }
 
-/// The records in their order, each tied to the one before.
-#[derive(Default)]
-struct Chain {
-    ledger: Option<Hash>,
-    /// The number that the next record must have.
-    next: u64,
-    /// The checksum of the last record, unless that line was changed.
-    last: Option<Hash>,
-    /// Missing records, and the line after each gap.
-    gaps: Vec<(u64, Range<u64>)>,
-    faults: Vec<Fault>,
-}
-
-impl Chain {
-    /// The record in `bytes` if it is whole and in its place.
-    fn follow(&mut self, line: u64, bytes: &[u8]) -> Option<Entry> {
-        let (entry, sum) = match Entry::decode(bytes) {
-            Ok(decoded) => decoded,
-            Err(why) => {
-                self.faults.push(Fault::Changed { line, why });
-                (self.next, self.last) = (self.next + 1, None);
-                return None;
-            }
-        };
-        let expected = *self.ledger.get_or_insert(entry.ledger);
-        let found = entry.ledger;
-        if found != expected {
-            self.faults.push(Fault::OtherRun {
-                line,
-                found,
-                expected,
-            });
-            return None;
-        }
-        let record = entry.n;
-        if record < self.next {
-            let after = self.next - 1;
-            let fault = match self.fill(record) {
-                true => Fault::OutOfOrder {
-                    line,
-                    record,
-                    after,
-                },
-                false => Fault::Doubled { line, record },
-            };
-            self.faults.push(fault);
-            return None;
-        }
-        if record > self.next {
-            self.gaps.push((line, self.next..record));
-            self.last = None;
-        }
-        let previous = self.last.or((record == 0).then(Hash::default));
-        if let Some(expected) = previous.filter(|sum| *sum != entry.previous) {
-            let found = entry.previous;
-            self.faults.push(Fault::OtherHistory {
-                line,
-                found,
-                expected,
-            });
-        }
-        (self.next, self.last) = (record.saturating_add(1), Some(sum));
-        Some(entry)
-    }
-
-    /// Takes a record out of the gap that it belongs to, if there is one.
-    fn fill(&mut self, record: u64) -> bool {
-        let Some(at) = self.gaps.iter().position(|(_, gap)| gap.contains(&record)) else {
-            return false;
-        };
-        let (line, gap) = self.gaps.swap_remove(at);
-        let rest = [gap.start..record, record + 1..gap.end];
-        self.gaps.extend(
-            rest.into_iter()
-                .filter(|gap| !gap.is_empty())
-                .map(|gap| (line, gap)),
-        );
-        true
-    }
-
-    fn end(mut self) -> Vec<Fault> {
-        self.gaps.sort_by_key(|(_, gap)| gap.start);
-        let gaps = self.gaps.into_iter();
-        let missing = gaps.map(|(line, records)| Fault::Missing { line, records });
-        missing.chain(self.faults).collect()
-    }
-}
-
 impl Audit {
-    fn add(&mut self, entry: Entry, kept: &mut Vec<Kept>, faults: &mut Vec<Fault>) {
+    fn add(&mut self, entry: Entry<Record>, kept: &mut Vec<Kept>, faults: &mut Vec<Fault>) {
         let at_ms = entry.at_ms;
         match entry.record {
             Record::Begin(begin) => {

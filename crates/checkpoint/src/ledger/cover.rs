@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::audit::{Attempt, Kept};
 use super::fault::Fault;
-use super::record::{Begin, Hash};
+use super::lines::Hash;
+use super::record::Begin;
 
 /// Most samples of a data set: an epoch's order has 8 bytes for each in memory.
 const SAMPLES_MAX: usize = 1 << 32;

@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::LINE_BYTES_MAX;
 use super::cover::Epoch;
-use super::record::Hash;
+use super::lines::{Hash, LINE_BYTES_MAX};
 
 /// Why a ledger proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

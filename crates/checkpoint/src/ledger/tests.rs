@@ -1,8 +1,10 @@
 //! Ledgers of runs that are killed and resumed, and ledgers that were tampered with.
 
 use std::io::Write as _;
+use std::time::UNIX_EPOCH;
 
 use super::audit::read;
+use super::lines::{Entry, LINE_BYTES_MAX};
 use super::*;
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, Padding, SamplerOptions, ShardedBatches,
@@ -462,14 +464,15 @@ fn a_torn_last_line_is_told_and_the_next_process_removes_it() {
     assert!(torn.torn_bytes > 0);
 
     let mut ledger = Ledger::open(folder.path(), SystemTime::now()).expect("open");
-    let dropped_bytes = std::mem::take(&mut ledger.dropped_bytes);
+    let dropped_bytes = ledger.lines.take_dropped_bytes();
     assert_eq!(dropped_bytes, torn.torn_bytes);
     let begin = Begin {
         dropped_bytes,
         ..begin_of(3, 1, &batches(7))
     };
     let mut append = |record| {
-        ledger.append(SystemTime::now(), record).expect("written");
+        let appended = ledger.lines.append(SystemTime::now(), record);
+        appended.expect("written");
     };
     append(Record::Begin(begin));
     for (step, plan) in (1..=STEPS).zip(batches(7)).skip(3) {
