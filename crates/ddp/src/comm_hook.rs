@@ -157,6 +157,14 @@ impl CommHook {
         !matches!(self, Self::None | Self::Bf16Compress | Self::Fp16Compress)
     }
 
+    /// Whether the result has the same bits on any number of ranks.
+    pub fn keeps_bits(self) -> bool {
+        match self {
+            Self::None | Self::Int8 | Self::TopK { .. } | Self::PowerSgd(_) => true,
+            Self::Bf16Compress | Self::Fp16Compress | Self::LocalSgd(_) => false,
+        }
+    }
+
     /// Whether all ranks get the same gradients, whose sums depend on no earlier step: what a gradient scaler needs.
     pub(crate) fn is_stateless(self) -> bool {
         !self.is_per_shard() || self == Self::Int8

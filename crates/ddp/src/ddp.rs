@@ -14,6 +14,7 @@ mod step;
 mod step_on;
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,6 +34,7 @@ use crate::hook::{GradientSink, Tokens, Uses};
 use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
+use crate::record::{Recorder, ShardDigests};
 use crate::recovery::{Commits, Recovery};
 use crate::reducer::{DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
@@ -146,6 +148,8 @@ pub struct Ddp {
     rounds: Option<Rounds>,
     /// The ranks, for the model's `SyncBatchNorm`s.
     norms: Option<Arc<Ranks>>,
+    /// The last step's digests, if they are recorded.
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Ddp {
@@ -278,6 +282,7 @@ impl Ddp {
             let (hook, what) = (options.comm_hook, "a gradient scaler");
             return Err(DdpError::CommHook { hook, what });
         }
+        let recorder: Option<Arc<Recorder>> = options.record.map(|_| Arc::default());
         let plan = Arc::new(plan);
         let setup = Setup {
             group: group.clone(),
@@ -288,6 +293,7 @@ impl Ddp {
             shapes: parameters.iter().map(|e| e.shape.clone()).collect(),
             shares: None,
             keeps_tail: options.recovery == Recovery::Live,
+            recorder: recorder.clone(),
         };
         let reducer = make(&device, setup)?;
         if !options.deferred_init {
@@ -331,6 +337,7 @@ impl Ddp {
             skipped: false,
             rounds: Rounds::new(options.comm_hook),
             norms,
+            recorder,
             placement: None,
             sharded: None,
             casts,
@@ -366,6 +373,7 @@ impl Ddp {
             shapes: Arc::new([]),
             shares: None,
             keeps_tail: self.is_live(),
+            recorder: self.recorder.clone(),
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         let made = reducer(backend, reduction, &self.device, setup)?;
@@ -415,6 +423,22 @@ impl Ddp {
     /// What happens when a rank is lost, see [`DdpOptions::recovery`].
     pub fn recovery(&self) -> Recovery {
         self.options.recovery
+    }
+
+    /// Digests of the gradients of this rank's shards in the last step, with [`DdpOptions::record`].
+    pub fn digests(&self) -> Vec<ShardDigests> {
+        let recorder = self.recorder.as_ref();
+        recorder.map_or_else(Vec::new, |recorder| recorder.digests())
+    }
+
+    /// The paths of the trained parameters, in the order of their [digests](Self::digests).
+    pub fn parameter_paths(&self) -> impl Iterator<Item = &str> {
+        self.parameters.iter().map(|entry| entry.path.as_str())
+    }
+
+    /// For how many steps digests of gradients are kept, see [`DdpOptions::record`].
+    pub fn record(&self) -> Option<NonZeroU64> {
+        self.options.record
     }
 
     /// Whether the last step changed nothing because it had an infinity or NaN, see [`Reduced::skipped`].
@@ -492,6 +516,19 @@ fn reducer(
         return Err(DdpError::Backend("the model is not on a CUDA device"));
     }
     let hook = setup.hook;
+    let is_recorded = setup.recorder.is_some();
+    let unrecordable = [
+        (setup.dtype == DType::F64, "parameters in f64"),
+        (
+            !hook.keeps_bits(),
+            "a communication hook whose result depends on the number of ranks",
+        ),
+        (backend == Backend::Nccl, "gradients that stay on a GPU"),
+    ];
+    let unrecordable = unrecordable.into_iter().find(|(is_set, _)| *is_set);
+    if let Some((_, what)) = unrecordable.filter(|_| is_recorded) {
+        return Err(DdpError::Record { what });
+    }
     if setup.dtype == DType::F64 {
         let what = "parameters in f64";
         return match (is_host, hook) {
@@ -513,6 +550,7 @@ fn reducer(
         return Err(DdpError::CommHook { hook, what });
     }
     if !hook.is_per_shard()
+        && !is_recorded
         && let Some(reducer) = on_nccl(backend, reduction, device, &setup)?
     {
         return Ok(reducer);

@@ -150,6 +150,12 @@ pub enum DdpError {
         /// The other setting.
         what: &'static str,
     },
+    /// Digests of gradients cannot be taken, see [`DdpOptions::record`](crate::DdpOptions::record).
+    #[error("gradients are not recorded with {what}")]
+    Record {
+        /// The other setting.
+        what: &'static str,
+    },
     /// The device does not support the requested type.
     #[error("{device} does not compute in {precision}")]
     UnsupportedPrecision {
@@ -315,6 +321,7 @@ impl DdpError {
                         .into(),
                 )
             }
+            Self::Record { .. } => Some("leave out the record, or the other setting".into()),
             Self::CommHook { .. } => Some("bf16 and none work with everything".into()),
             Self::UnsupportedPrecision { .. } => {
                 Some("choose f32, the other one of bf16 and fp16, or another device".into())
@@ -363,6 +370,7 @@ impl DdpError {
             | Self::Shards { .. }
             | Self::Backend(_)
             | Self::CommHook { .. }
+            | Self::Record { .. }
             | Self::SyncBatchNorm { .. }
             | Self::UnsupportedPrecision { .. }
             | Self::NothingToKeep { .. }

@@ -7,12 +7,12 @@
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 use paceline_collective::{AllGather, ProcessGroup, Ticket};
-use sha2::{Digest, Sha256};
 
 use crate::buffer::{self, Entry};
 use crate::error::DdpError;
+use crate::record::digest;
 
-/// Elements of one window: 64 KiB of f32, tens of microseconds to hash.
+/// Elements of one window: 64 KiB of f32, a few microseconds to hash.
 const WINDOW_ELEMENTS: usize = 16 << 10;
 
 /// Goes round the parameters window by window.
@@ -108,7 +108,7 @@ impl Fingerprint {
         };
         let values = buffer::read([values], "weights")?;
         let mut hashes = group.buffer::<i64>(group.world())?;
-        hashes[group.rank()] = hash64(values[0].as_bytes());
+        hashes[group.rank()] = digest(values[0].as_bytes()).cast_signed();
         let ticket = group.all_gather_async(hashes, AllGather::default());
         self.pending = Some(Pending { ticket, path, step });
         Ok(())
@@ -144,13 +144,6 @@ fn odd_ones(hashes: &[i64]) -> Vec<usize> {
     (0..hashes.len())
         .filter(|rank| hashes[*rank] != majority)
         .collect()
-}
-
-fn hash64(bytes: &[u8]) -> i64 {
-    let digest = Sha256::digest(bytes);
-    let mut first = [0u8; 8];
-    first.copy_from_slice(&digest[..8]);
-    i64::from_le_bytes(first)
 }
 
 #[cfg(test)]

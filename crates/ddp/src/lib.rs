@@ -39,6 +39,7 @@ mod panic_text;
 mod placement;
 mod plan;
 mod precision;
+mod record;
 mod recovery;
 mod reducer;
 pub mod sampler;
@@ -64,6 +65,7 @@ pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 pub use precision::{NORMS, Precision};
+pub use record::ShardDigests;
 pub use recovery::Recovery;
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]

@@ -23,6 +23,7 @@ use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
 use crate::plan::BucketPlan;
+use crate::record::Recorder;
 use crate::timeline::BucketTiming;
 use crate::zero::Shares;
 
@@ -128,6 +129,8 @@ pub(crate) struct Setup {
     pub(crate) shares: Option<Arc<Shares>>,
     /// Whether a step's result includes the [tail](Finished::tail), and gradients are kept if it does not come.
     pub(crate) keeps_tail: bool,
+    /// Where digests of gradients go, if they are recorded.
+    pub(crate) recorder: Option<Arc<Recorder>>,
 }
 
 /// An event on the compute thread.

@@ -1,5 +1,7 @@
 //! `DdpOptions`, and the fields that ranks compare.
 
+use std::num::NonZeroU64;
+
 use paceline_nn::Recompute;
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +104,15 @@ pub struct DdpOptions {
     /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
     /// node and under a launcher with `--recovery live`. Otherwise a loss ends the step.
     pub recovery: Recovery,
+    /// Takes a digest of each shard's gradient of each parameter, so that one rank can compute a step of the job again and find
+    /// the shard and the tensor that differ. `Checkpoints::record` keeps those of so many last steps, or up to twice as many.
+    ///
+    /// *Cost*: reads each gradient once while it is in the cache. On a GPU gradients go through the host, as with
+    /// [`Backend::Host`].
+    ///
+    /// It works where a step's gradients have the same bits on one rank: not with f64 parameters, parts of a model, gradients
+    /// that NCCL adds, and the hooks `Bf16Compress`, `Fp16Compress` and `LocalSgd`.
+    pub record: Option<NonZeroU64>,
 }
 
 impl Default for DdpOptions {
@@ -126,6 +137,7 @@ impl Default for DdpOptions {
             stop_on_signal: false,
             deferred_init: false,
             recovery: Recovery::None,
+            record: None,
         }
     }
 }
@@ -164,8 +176,9 @@ impl DdpOptions {
             // Compared as the number of weights.
             deferred_init: _,
             recovery,
+            record,
         } = self;
-        let own: [(&str, String); 15] = [
+        let own: [(&str, String); 16] = [
             ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
@@ -184,6 +197,7 @@ impl DdpOptions {
             ("fingerprint_every", fingerprint_every.to_string()),
             ("stop_on_signal", stop_on_signal.to_string()),
             ("recovery", format!("{recovery:?}")),
+            ("record", format!("{record:?}")),
         ];
         let own = own.map(|(name, value)| (name.to_string(), value));
         settings.iter().cloned().chain(own).collect()

@@ -84,6 +84,10 @@ impl Ddp {
             let why = "the parts of a model were joined after its optimizer was sharded";
             return Err(DdpError::Sharded(why));
         }
+        if self.recorder.is_some() {
+            let what = "a model in parts or stages";
+            return Err(DdpError::Record { what });
+        }
         let settings = self.options.compared(self.group.world());
         let manifest = verify::manifest(&[], "", &settings);
         verify::compare(group, &manifest).inspect_err(|error| blame(group, error))?;

@@ -56,6 +56,7 @@ impl Ddp {
             shapes: Arc::new([]),
             shares: Some(shares.clone()),
             keeps_tail: false,
+            recorder: self.recorder.clone(),
         };
         let (backend, reduction) = (self.options.backend, self.options.reduction);
         let reducer = match self.reducer.dealt(&setup) {

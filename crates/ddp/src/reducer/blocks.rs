@@ -20,6 +20,7 @@ use super::{Event, Kept, Setup};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
+use crate::record::Recorder;
 use crate::timeline::BucketTiming;
 use crate::zero::{Shares, ZeroStage};
 pub(super) use landed::{Arrived, Flight, Landed};
@@ -37,6 +38,7 @@ pub(super) struct Blocks {
     /// Compresses the gradient buckets, in place of the stack and the reduction.
     compressor: Option<Box<dyn Compressor>>,
     shares: Option<Arc<Shares>>,
+    recorder: Option<Arc<Recorder>>,
     live: Vec<Live>,
     /// `None` if every bucket keeps its memory for life.
     pool: Option<Pool>,
@@ -121,6 +123,7 @@ impl Blocks {
             tree,
             hook,
             shares,
+            recorder,
             ..
         } = setup;
         let stage = shares.as_ref().map(|shares| shares.stage());
@@ -147,6 +150,7 @@ impl Blocks {
             hook,
             compressor,
             shares,
+            recorder,
             pool,
             failed: None,
             leaf: None,
@@ -203,6 +207,9 @@ impl Blocks {
                 self.step = step + undone;
                 self.leaf = None;
                 self.failed = None;
+                if let Some(recorder) = &self.recorder {
+                    recorder.begin_step();
+                }
             }
             Event::Shard(shard) => self.begin_shard(shard),
             Event::ShardEnd(buffers) => self.end_shard(&buffers),
@@ -274,6 +281,9 @@ impl Blocks {
 
     fn begin_shard(&mut self, shard: usize) {
         let rank = self.group.rank();
+        if let Some(recorder) = &self.recorder {
+            recorder.begin_shard(shard, self.group.global_rank(rank), self.plan.places.len());
+        }
         let extras = self.plan.buckets[self.plan.tail()].extras.len();
         self.leaf = Some(Leaf {
             shard,
@@ -340,12 +350,20 @@ impl Blocks {
                 0.0
             }
         };
+        let data = segment.offset..segment.offset + segment.len;
+        if let Some(recorder) = &self.recorder
+            && used > 0.0
+            && bucket != self.plan.tail()
+        {
+            // Just written, so it is still in the cache.
+            let gradient = base + data.start..base + data.end;
+            recorder.gradient(segment.index, &buffer[gradient]);
+        }
         buffer[base + layout.flags + position] = used;
         if has_flags_in_tail && bucket != self.plan.tail() {
             let first = leaf.extras.len() - self.plan.places.len();
             leaf.extras[first + segment.index] = used;
         }
-        let data = segment.offset..segment.offset + segment.len;
         merge(buffer, layout.stride, height, merges, data);
         let flag = layout.flags + position..layout.flags + position + 1;
         merge(buffer, layout.stride, height, merges, flag);
