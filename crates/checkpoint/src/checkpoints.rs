@@ -16,6 +16,7 @@ use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
 use crate::checkpoint::Checkpoint;
+use crate::digests::Recorder;
 use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::folder::Writing;
@@ -97,6 +98,8 @@ pub struct Checkpoints {
     ledger: Option<Ledger>,
     /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
     unwritten: Vec<Committed>,
+    /// Of this rank's gradients, from the first recorded step on.
+    digests: Option<Recorder>,
     opened: SystemTime,
     /// The lock on the folder; on rank 0 only.
     lock: Option<File>,
@@ -120,6 +123,7 @@ impl Checkpoints {
             saves: None,
             ledger: None,
             unwritten: Vec::new(),
+            digests: None,
             opened: SystemTime::now(),
             lock,
         })
@@ -148,7 +152,7 @@ impl Checkpoints {
     /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives.
     pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
         self.group.set_phase(Phase::Checkpoint, 0);
-        let saved = Saved::newest(&self.folder, &self.group)?;
+        let saved = Saved::at_or_before(u64::MAX, &self.folder, &self.group)?;
         if self.group.rank() == 0 {
             for reason in saved.iter().flat_map(Saved::damaged) {
                 notice!(WARN, "skipped a damaged checkpoint: {reason}");
@@ -185,12 +189,21 @@ impl Checkpoints {
 
     /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it on all ranks once the optimizer's step is
     /// applied, and before [`save`](Self::save). Rank 0 writes; with live recovery the other ranks keep what it may not have written.
+    /// With [`DdpOptions::record`](paceline_ddp::DdpOptions::record) each rank also writes the [digests](crate::digests) of its
+    /// gradients.
     ///
-    /// *Cost*: no message; a checksum of the indices and one line appended to a file.
+    /// *Cost*: no message; a checksum of the indices and one line appended to a file. For digests, one line for each shard.
     ///
-    /// *Errors*: the ledger cannot be written, or was damaged before.
+    /// *Errors*: the ledger or the digests cannot be written, or were damaged before.
     pub fn record(&mut self, ddp: &Ddp, plan: &StepPlan) -> Result<(), CheckpointError> {
         self.follow(ddp)?;
+        if let Some(keep) = ddp.record() {
+            let digests = match &mut self.digests {
+                Some(digests) => digests,
+                none => none.insert(Recorder::open(&self.folder, self.group.rank(), keep)?),
+            };
+            digests.append(ddp.next_step(), self.group.generation(), ddp.digests())?;
+        }
         if self.group.rank() == 0 {
             let committed = Committed::new(&self.group, ddp, plan);
             return self.append(&committed, |_| true);
@@ -214,6 +227,7 @@ impl Checkpoints {
             return Ok(());
         }
         self.group = ddp.group().clone();
+        self.digests = None;
         if self.group.rank() > 0 || self.lock.is_some() {
             return Ok(());
         }

@@ -51,6 +51,16 @@ pub enum CheckpointError {
         /// The system's error, or what is wrong with the file.
         source: io::Error,
     },
+    /// The digests of a run's gradients cannot be read or continued.
+    #[error("cannot {action} digests {}: {source}", path.display())]
+    Digests {
+        /// The failed action, for example `read`.
+        action: &'static str,
+        /// The file, or the folder of all ranks' files.
+        path: PathBuf,
+        /// The system's error, or what is wrong with the file.
+        source: io::Error,
+    },
     /// Rank 0 failed for all ranks, as it says itself.
     #[error("{0}")]
     Rank0(String),
@@ -83,9 +93,14 @@ impl CheckpointError {
             } => Some(
                 "move it away, and the run begins another one; checkpoints are untouched".into(),
             ),
+            Self::Digests {
+                action: "continue", ..
+            } => Some("move it away, and the rank begins another one".into()),
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Ddp(error) => error.hint(),
-            Self::Ledger { .. } | Self::Misfit { .. } | Self::Rank0(_) => None,
+            Self::Ledger { .. } | Self::Digests { .. } | Self::Misfit { .. } | Self::Rank0(_) => {
+                None
+            }
         }
     }
 }

@@ -129,22 +129,26 @@ pub(crate) struct Newest<T> {
     pub(crate) damaged: Vec<String>,
 }
 
-/// The newest whole checkpoint in `folder`; `None` if there is no checkpoint.
+/// The newest whole checkpoint in `folder` of step `last` or before; `None` if there is no checkpoint.
 ///
 /// *Errors*: `NoneValid` if all are damaged.
-pub(crate) fn newest(folder: &Path) -> Result<Option<Newest<Contents>>, CheckpointError> {
-    newest_by(folder, files::read)
+pub(crate) fn newest(
+    folder: &Path,
+    last: u64,
+) -> Result<Option<Newest<Contents>>, CheckpointError> {
+    newest_by(folder, last, files::read)
 }
 
-/// What `read` makes of the newest checkpoint that it can read, even while a job publishes and removes some.
+/// What `read` makes of the newest checkpoint of step `last` or before that it can read, even while a job publishes and removes some.
 ///
 /// *Errors*: `NoneValid` if it can read none of them.
 pub(crate) fn newest_by<T>(
     folder: &Path,
+    last: u64,
     read: impl Fn(&Path) -> Result<T, String>,
 ) -> Result<Option<Newest<T>>, CheckpointError> {
     let mut damaged = Vec::new();
-    let mut listed = identified(folder);
+    let mut listed = identified(folder, last);
     let (mut left, mut reads) = (listed.clone(), 1);
     while let Some((path, _)) = left.pop() {
         let reason = match read(&path) {
@@ -157,7 +161,7 @@ pub(crate) fn newest_by<T>(
             }
             Err(reason) => reason,
         };
-        let now = identified(folder);
+        let now = identified(folder, last);
         if now != listed && reads < READS_MAX {
             damaged.clear();
             (listed, left, reads) = (now.clone(), now, reads + 1);
@@ -174,10 +178,11 @@ pub(crate) fn newest_by<T>(
     })
 }
 
-/// The checkpoints in `folder`, oldest first, with the numbers by which the system tells folders of one name apart. One that is gone
+/// The checkpoints in `folder` up to step `last`, oldest first, with the numbers by which the system tells folders of one name apart. One that is gone
 /// by now has none.
-fn identified(folder: &Path) -> Vec<(PathBuf, Option<u64>)> {
+fn identified(folder: &Path, last: u64) -> Vec<(PathBuf, Option<u64>)> {
     let found = list(folder).into_iter();
+    let found = found.filter(|path| step_of(path).is_some_and(|step| step <= last));
     found
         .map(|path| {
             let inode = fs::metadata(&path).ok().map(|found| found.ino());
@@ -192,7 +197,7 @@ fn identified(folder: &Path) -> Vec<(PathBuf, Option<u64>)> {
 ///
 /// *Errors*: `NoneValid` if there are only damaged ones.
 pub fn has_valid(folder: &Path) -> Result<bool, CheckpointError> {
-    newest(folder).map(|found| found.is_some())
+    newest(folder, u64::MAX).map(|found| found.is_some())
 }
 
 #[cfg(test)]

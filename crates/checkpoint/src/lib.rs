@@ -10,6 +10,7 @@
 //!   hook.safetensors     state of the communication hook, see `paceline_ddp::Ddp::hook_state`
 //!   state.json           see below
 //! FOLDER/ledger.jsonl    the samples of each step, see [`ledger`]
+//! FOLDER/digests/        digests of the last steps' gradients, see [`digests`]
 //! ```
 //!
 //! ```json
@@ -36,6 +37,7 @@ mod checkpoint;
 mod checkpoints;
 mod dealt;
 mod decide;
+pub mod digests;
 mod error;
 mod files;
 mod folder;

@@ -49,14 +49,20 @@ struct Told {
 }
 
 impl Saved {
-    /// Reads the newest checkpoint in `folder` on rank 0 and sends it to all ranks.
-    pub(crate) fn newest(
+    /// Reads the newest whole checkpoint of step `last` or before in `folder` on rank 0 and sends it to all ranks, even while a job
+    /// writes there; `None` if there is no checkpoint.
+    ///
+    /// *Blocks*: until rank 0 has read it.
+    ///
+    /// *Errors*: `NoneValid` if all are damaged (`Rank0` on the other ranks); failed collectives.
+    pub fn at_or_before(
+        last: u64,
         folder: &Path,
         group: &ProcessGroup,
     ) -> Result<Option<Self>, CheckpointError> {
         let mut contents = None;
         let told = by_rank_0(group, || {
-            let Some(found) = folder::newest(folder)? else {
+            let Some(found) = folder::newest(folder, last)? else {
                 return Ok::<_, CheckpointError>(None);
             };
             let read = contents.insert(found.contents);
@@ -298,7 +304,7 @@ impl SavedModel {
     ///
     /// *Errors*: `NoneValid` if all are damaged or cannot be read.
     pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let newest = folder::newest_by(folder, |path| {
+        let newest = folder::newest_by(folder, u64::MAX, |path| {
             let contents = files::read(path)?;
             let weights = contents.weights.into_iter().map(|tensor| {
                 let data = tensor.read();
