@@ -4,6 +4,7 @@ mod generate;
 mod indices;
 mod ledger;
 mod plan;
+mod replay;
 mod tip;
 mod train;
 
@@ -18,6 +19,7 @@ pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use ledger::LedgerArgs;
 pub(crate) use plan::{PlanArgs, PlanRankArgs};
+pub(crate) use replay::ReplayArgs;
 pub(crate) use train::TrainArgs;
 
 /// The parsed command.
@@ -37,6 +39,8 @@ pub(crate) enum Command {
     Indices(IndicesArgs),
     /// Verify the ledger of a run.
     Ledger(LedgerArgs),
+    /// Compute a step of a run again.
+    Replay(ReplayArgs),
     /// Run as one rank of a training job; started by `train`, not by users.
     Worker(WorkerArgs),
 }
@@ -79,6 +83,7 @@ where
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "ledger" => Ok(Command::Ledger(ledger::read(matches))),
+        "replay" => Ok(Command::Replay(replay::read(matches))),
         "worker" => Ok(Command::Worker(WorkerArgs {
             config: required(matches, "config"),
             json: matches.get_flag("json"),
@@ -118,6 +123,7 @@ fn program() -> clap::Command {
         .mut_subcommand("compare", train::add_to_compare)
         .subcommand(indices::command())
         .subcommand(ledger::command())
+        .subcommand(replay::command())
         .subcommand(worker_command());
     about::complete(program)
 }

@@ -5,6 +5,7 @@ pub(crate) mod indices;
 pub(crate) mod ledger;
 pub(crate) mod plan;
 pub(crate) mod rank;
+pub(crate) mod replay;
 pub(crate) mod train;
 
 use paceline_cli::exit::{Exit, Failure};

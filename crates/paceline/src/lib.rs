@@ -55,7 +55,7 @@
 //!
 //! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with torchrun's variables set.
 
-pub use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Saved};
+pub use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Saved, digests};
 pub use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp, Transport};
 #[cfg(feature = "burn-train")]
 pub use paceline_ddp::DdpStrategy;

@@ -25,6 +25,7 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Around(command) => command.run(),
         Command::Indices(args) => commands::indices::indices(args),
         Command::Ledger(args) => commands::ledger::verify(args),
+        Command::Replay(args) => commands::replay::run(args),
         Command::Worker(args) => commands::rank::worker(args),
     }
 }

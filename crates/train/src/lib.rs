@@ -2,7 +2,8 @@
 //!
 //! - [`config`]: layered settings, each with its source.
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, texts.
-//! - [`train`]: the loop, for every task; [`Generator`]: text from a trained language model; [`run_dir`]: its files on disk, besides checkpoints.
+//! - [`train`]: the loop, for every task; [`Generator`]: text from a trained language model;
+//!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
 mod classify;
 pub mod config;
@@ -20,6 +21,7 @@ mod optimizer;
 pub mod plan;
 pub mod probe;
 mod records;
+mod replay;
 mod report;
 pub mod run_dir;
 pub mod schedule;
@@ -34,5 +36,6 @@ pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
 pub use foresee::{Foreseen, foresee};
 pub use generate::{GenerateOptions, Generator};
+pub use replay::{Replay, Replayed, replay};
 pub use setup::use_threads;
 pub use trainer::{End, train};

@@ -11,7 +11,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
 use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, device};
+use paceline_ddp::{Ddp, DdpError, Precision, Reduced, ShardStep, device};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
@@ -126,10 +126,35 @@ fn loader_error(error: LoaderError<Infallible>) -> TrainError {
 }
 
 /// The micro-batches of a shard.
-fn of_shard<T: TrainTask>(task: &T, indices: &[usize], accumulate: usize) -> Vec<T::Batch> {
+pub(crate) fn of_shard<T: TrainTask>(
+    task: &T,
+    indices: &[usize],
+    accumulate: usize,
+) -> Vec<T::Batch> {
     micro_batches(indices, accumulate)
         .map(|part| task.batch(Part::Train, part.iter().copied()))
         .collect()
+}
+
+/// Runs the forward and backward passes of a shard.
+pub(crate) fn run_shard<T: TrainTask>(
+    task: &T,
+    precision: Precision,
+    shard: &mut ShardStep<'_, T::Model>,
+    micro: &[T::Batch],
+) -> Result<(), TrainError> {
+    let device = shard.device().clone();
+    shard.micro_batches(micro.len());
+    for batch in micro {
+        let scores = task.scores(&shard.model()?, batch, precision, &device);
+        let weight = scores.count() as f32;
+        let loss = scores.loss();
+        let value = loss.clone().inner();
+        shard.backward(loss, weight)?;
+        // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
+        shard.add_loss(value.into_scalar::<f32>() * weight);
+    }
+    Ok(())
 }
 
 /// The data of one step that was read ahead.
@@ -524,7 +549,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             return stages.step(&mut self.ddp, net, task, &loaded.batch, precision);
         }
         let run = |shard: &mut ShardStep<'_, T::Model>| {
-            let device = shard.device().clone();
             let late;
             let micro = match loaded.of(shard.shard()) {
                 Some(micro) => micro,
@@ -534,17 +558,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                     &late
                 }
             };
-            shard.micro_batches(micro.len());
-            for batch in micro {
-                let scores = task.scores(&shard.model()?, batch, precision, &device);
-                let weight = scores.count() as f32;
-                let loss = scores.loss();
-                let value = loss.clone().inner();
-                shard.backward(loss, weight)?;
-                // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
-                shard.add_loss(value.into_scalar::<f32>() * weight);
-            }
-            Ok::<(), TrainError>(())
+            run_shard(task, precision, shard, micro)
         };
         match &self.replicas {
             Some(replicas) => replicas.step(&mut self.ddp, net, run),

@@ -15,6 +15,7 @@ mod pipeline;
 mod plan;
 mod preemption;
 mod recovery;
+mod replay;
 mod resume;
 mod run;
 mod same_bits;

@@ -1,7 +1,7 @@
 //! Conflicts between settings that are valid on their own.
 
 use paceline_ddp::device::DeviceKind;
-use paceline_ddp::{CommHook, Precision};
+use paceline_ddp::{Backend, CommHook, Precision};
 
 use super::derive::{kind, parts_fit, replica_ranks};
 use super::error::ConfigError;
@@ -26,6 +26,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_replicas(settings, ranks, &cited)?;
     check_hook(settings)?;
     check_recovery(settings)?;
+    check_record(settings)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -177,19 +178,49 @@ fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
             config.precision == Precision::F16 && hook != CommHook::Int8,
         ),
     ];
+    match rounds_each.contains(&hook) {
+        true => Ok(()),
+        false => exclude(settings, "comm_hook", others, |key| {
+            format!("choose --comm-hook bf16, fp16 or none, or omit --{key}")
+        }),
+    }
+}
+
+/// One rank, which replays a step, must get the bits of the job.
+fn check_record(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let others = [
+        ("tp", config.tp.is_some()),
+        ("pp", config.pp.is_some_and(|stages| stages > 1)),
+        ("comm_hook", !config.comm_hook.keeps_bits()),
+        ("backend", config.backend == Backend::Nccl),
+    ];
+    match config.record {
+        None => Ok(()),
+        Some(_) => exclude(settings, "record", others, |key| {
+            format!("omit --record or --{}", key.replace('_', "-"))
+        }),
+    }
+}
+
+/// Refuses the first of `others` that is set, because it does not go with `key`.
+fn exclude<const N: usize>(
+    settings: &Settings,
+    key: &'static str,
+    others: [(&'static str, bool); N],
+    hint: impl FnOnce(&str) -> String,
+) -> Result<(), ConfigError> {
     let other = others.into_iter().find(|(_, is_set)| *is_set);
-    let Some((key, _)) = other.filter(|_| !rounds_each.contains(&hook)) else {
+    let Some((other, _)) = other else {
         return Ok(());
     };
     let cite = |key| settings.need(key).cite();
-    Err(ConfigError::new(
-        format!(
-            "`comm_hook` is {}, which does not go with {key} {}",
-            cite("comm_hook"),
-            cite(key)
-        ),
-        format!("choose --comm-hook bf16, fp16 or none, or omit --{key}"),
-    ))
+    let what = format!(
+        "`{key}` is {}, which does not go with {other} {}",
+        cite(key),
+        cite(other)
+    );
+    Err(ConfigError::new(what, hint(other)))
 }
 
 /// What `tp` does not go with.

@@ -370,6 +370,8 @@ settings! {
         "When a rank is lost: live has the others go on (replicas on the CPU of one node; else as restart), \
          restart starts all again as often as --max-restarts says, none ends the job; auto is live where it can be")
         .or("auto").needs(Need::Group);
+    record: Option<u64> = row(RUN, Kind::Optional(&Kind::Count { min: 1, max: STEPS_MAX }),
+        "Steps whose gradients each rank keeps as digests, the last ones, for `paceline replay`");
     timeout_seconds: u64 = row(TUNING, Kind::Count { min: 1, max: 86_400 },
         "Seconds that a rank waits for the others before the job fails")
         .or("60").local();

@@ -61,6 +61,7 @@ save_every         0                            default
 keep               3                            default
 max_restarts       0                            default
 recovery           live                         default (auto: replicas on the CPU)
+record             none                         default
 timeout_seconds    60                           default
 workers            1                            default
 bucket_cap_mb      25                           default
