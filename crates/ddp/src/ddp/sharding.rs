@@ -100,11 +100,11 @@ impl Ddp {
         Ok((dealt, model))
     }
 
-    /// *Errors*: parameters in f64, whose slices would lose digits.
-    pub(crate) fn require_slices(&self) -> Result<(), DdpError> {
+    /// *Errors*: parameters in f64 that would be gathered in f32.
+    pub(crate) fn require_slices(&self, stage: ZeroStage) -> Result<(), DdpError> {
         match buffer::dtype_of_sums(&self.parameters) {
-            DType::F64 => Err(DdpError::Backend(
-                "a sharded optimizer needs parameters of f32, f16 or bf16, but the model has some in f64",
+            DType::F64 if stage.shards_parameters() => Err(DdpError::Sharded(
+                "parameters must be f32, f16 or bf16, but the model has some in f64: use stage 2",
             )),
             _ => Ok(()),
         }

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Tensor, TensorData};
 
-use crate::buffer::{floats, slice_shape};
+use crate::buffer::slice_shape;
 
 /// Elements of a trial parameter of one dimension. More dimensions multiply it, see [`shape`].
 const ELEMENTS: usize = 8;
@@ -24,7 +24,7 @@ pub(super) fn whole_only<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> H
     let whole = run(model, optimizer, |values| values);
     let left = run(model, optimizer, |values| values[..split(&values)].to_vec());
     let right = run(model, optimizer, |values| values[split(&values)..].to_vec());
-    let differs = |(id, values): &(&ParamId, &Vec<f32>)| {
+    let differs = |(id, values): &(&ParamId, &Vec<f64>)| {
         let cut = left[*id].iter().chain(&right[*id]);
         !cut.map(|value| value.to_bits())
             .eq(values.iter().map(|value| value.to_bits()))
@@ -42,7 +42,7 @@ fn run<M: Module>(
     model: &M,
     optimizer: &ModuleOptimizer,
     cut: fn(Vec<f32>) -> Vec<f32>,
-) -> HashMap<ParamId, Vec<f32>> {
+) -> HashMap<ParamId, Vec<f64>> {
     let mut small = model.clone().map(&mut Shrink { cut });
     let mut optimizer = optimizer.clone().load_record(OptimizerRecord::default());
     for step in 0..STEPS {
@@ -122,13 +122,14 @@ impl ModuleVisitor for Gradients {
     }
 }
 
-struct Read(HashMap<ParamId, Vec<f32>>);
+/// The values in f64, which has those of every other type.
+struct Read(HashMap<ParamId, Vec<f64>>);
 
 impl ModuleVisitor for Read {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.is_require_grad() {
             let data = param.val().inner().into_data();
-            self.0.insert(param.id, floats(&data).into_owned());
+            self.0.insert(param.id, data.iter().collect());
         }
     }
 }

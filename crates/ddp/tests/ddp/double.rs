@@ -60,7 +60,12 @@ impl Net {
 }
 
 /// Trains some steps of uneven micro-batches; returns the hash of the weights and the last norm.
-fn train(group: ProcessGroup, shards: usize, clip_norm: Option<f64>) -> (String, Option<f64>) {
+fn train(
+    group: ProcessGroup,
+    shards: usize,
+    clip_norm: Option<f64>,
+    zero: Option<ZeroStage>,
+) -> (String, Option<f64>) {
     let made = Ddp::new(
         group,
         Net::new(&device()),
@@ -71,7 +76,13 @@ fn train(group: ProcessGroup, shards: usize, clip_norm: Option<f64>) -> (String,
         },
     );
     let (mut ddp, mut net) = made.expect("ranks agree");
-    let (mut optimizer, mut norm) = (optimizer(), None);
+    let (mut whole, mut norm) = (optimizer(), None);
+    let mut sharded = zero.map(|stage| {
+        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net.clone(), optimizer(), stage);
+        let sharded;
+        (sharded, net) = made.expect("slices");
+        sharded
+    });
     for step in 0..4 {
         let reduced = ddp.step(&net, |shard| {
             for micro in 0..2 {
@@ -85,7 +96,10 @@ fn train(group: ProcessGroup, shards: usize, clip_norm: Option<f64>) -> (String,
         let reduced = reduced.expect("a step");
         assert_eq!(reduced.unused, ["never.weight", "never.bias"]);
         norm = reduced.grad_norm;
-        net = optimizer.step(0.01, net, reduced.grads);
+        net = match &mut sharded {
+            None => whole.step(0.01, net, reduced.grads),
+            Some(sharded) => sharded.step(0.01, net, reduced.grads).expect("a step"),
+        };
     }
     assert_eq!(net.first.weight.val().dtype(), DType::F64);
     (weights::sha256(&weights::export(&net)), norm)
@@ -94,11 +108,20 @@ fn train(group: ProcessGroup, shards: usize, clip_norm: Option<f64>) -> (String,
 #[test]
 fn f64_models_have_the_same_bits_on_any_number_of_ranks() {
     for (shards, clip_norm) in [(4, None), (5, Some(0.01))] {
-        let expected = ranks(1, |group| train(group, shards, clip_norm)).remove(0);
+        let expected = ranks(1, |group| train(group, shards, clip_norm, None)).remove(0);
         assert_eq!(expected.1.is_some(), clip_norm.is_some());
-        for world in [2, 3, 4] {
-            for found in ranks(world, |group| train(group, shards, clip_norm)) {
-                assert_eq!(found, expected, "{world} ranks");
+        let (first, second) = (Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients));
+        for (world, zero) in [
+            (2, None),
+            (3, None),
+            (4, None),
+            (1, first),
+            (3, first),
+            (2, second),
+            (4, second),
+        ] {
+            for found in ranks(world, |group| train(group, shards, clip_norm, zero)) {
+                assert_eq!(found, expected, "{world} ranks, {zero:?}");
             }
         }
     }
@@ -146,17 +169,25 @@ fn what_does_not_take_f64_parameters_says_so() {
         error.expect("half the bytes").to_string(),
         "communication hook bf16 does not work with parameters in f64"
     );
-    for stage in [
-        ZeroStage::Optimizer,
-        ZeroStage::Gradients,
-        ZeroStage::Parameters,
-    ] {
-        let made = Ddp::new(group(), Net::new(&device()), options(1));
-        let (mut ddp, net) = made.expect("one rank");
-        let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer(), stage);
-        assert_eq!(
-            made.err().expect("slices are f32").to_string(),
-            "a sharded optimizer needs parameters of f32, f16 or bf16, but the model has some in f64"
-        );
-    }
+    let recorded = DdpOptions {
+        record: std::num::NonZeroU64::new(1),
+        ..options(1)
+    };
+    let error = Ddp::new(group(), Net::new(&device()), recorded).err();
+    assert_eq!(
+        error.expect("digests are of f32").to_string(),
+        "gradients are not recorded with parameters in f64"
+    );
+    let made = Ddp::new(group(), Net::new(&device()), options(1));
+    let (mut ddp, net) = made.expect("one rank");
+    let stage = ZeroStage::Parameters;
+    let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer(), stage);
+    let error = made
+        .err()
+        .expect("parameters are gathered in f32")
+        .to_string();
+    assert!(
+        error.starts_with("ZeRO stage 3: parameters must be f32"),
+        "{error}"
+    );
 }
