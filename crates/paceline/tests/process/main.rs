@@ -1,6 +1,7 @@
 //! The `paceline` program as users run it: real processes, started, killed, stopped and read.
 
 mod bad_input;
+mod chaos;
 mod comm_hooks;
 mod compare;
 mod faults;
