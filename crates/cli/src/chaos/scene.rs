@@ -132,9 +132,13 @@ pub(super) fn target(
         return Err("there was only one launcher");
     }
     let ends_all = is_agent && launchers.len() == 1;
-    // A job of one rank that exits with code 0 is over.
-    let leave = rules.leave.max(usize::from(strike.fault == Fault::Exit));
-    if strike.fault.may_kill() && !ends_all && free.len() <= leave {
+    // A job is over if its last rank exits with code 0. Ranks that are about to join have nothing to go on with.
+    let is_exit = strike.fault == Fault::Exit;
+    let has_steps = scene.furthest().is_some();
+    let can_go_on = |rank: &&&Rank| !is_exit || !has_steps || rank.done.is_some();
+    let left = free.iter().filter(can_go_on).count();
+    let leave = rules.leave.max(usize::from(is_exit));
+    if strike.fault.may_kill() && !ends_all && left <= leave {
         return Err("too few ranks were left");
     }
     let fits = |rank: &&Rank| rules.phase.is_none() || rank.phase() == rules.phase;

@@ -110,6 +110,10 @@ fn a_fault_hits_a_free_rank_and_spares_the_last() {
         Err("all ranks were disturbed already"),
     );
     check(Fault::Exit, 0, &[10], 0, Err("too few ranks were left"));
+    let joining = [job(PAGE, 0, &[(10, Backward, 1), (11, Starting, 0)])];
+    let joining = Eyes::default().see(&joining);
+    let exit = target(&strike(Fault::Exit, 0), &joining, rules(&[], 0));
+    assert_eq!(exit, Err("too few ranks were left"));
     check(Fault::Memory, 0, &[], 2, Err("too few ranks were left"));
     check(Fault::Agent, 0, &[], 1, Err("there was only one launcher"));
     let resumes = Rules {
