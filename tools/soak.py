@@ -74,13 +74,14 @@ def attempt(program, folder, task, transports, seed):
 
 
 def two_nodes(program, train):
-    """Two launchers with two ranks each, which come back when they were killed. Does not return."""
+    """Two launchers with two ranks each. A launcher that was killed comes back after two leases: if the one with the store came back at once, the
+    other could not tell it from a partition, and would wait. Does not return."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
     run = ["run", "--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "soak", "--rdzv-conf",
            "last_call_timeout=1,lease=1", "--nproc-per-node", "2", "--max-restarts", "1000", "--usage", "off", "--no-python"]
     os.environ["PACELINE_JOB_TOKEN"] = secrets.token_hex(32)
-    node = 'while export PACELINE_HOST_ID=$0; do "$@"; code=$?; [ $code = 137 ] || exit $code; done'
+    node = 'while export PACELINE_HOST_ID=$0; do "$@"; code=$?; [ $code = 137 ] || exit $code; sleep 3; done'
     both = f"sh -c '{node}' host0 \"$@\" & first=$!; sh -c '{node}' host1 \"$@\" & wait $! && wait $first"
     os.execv("/bin/sh", ["sh", "-c", both, "sh", program, *run, program, *train])
 
@@ -124,7 +125,7 @@ def disturbed(program, task, transports, seed, faults, reference):
     for one in report["dealt"]:
         of = [each for each in attempts if each["at"] - attempts[0]["at"] <= one["at_s"]] or attempts[:1]
         one["world"], one["transport"] = of[-1]["world"], of[-1]["transport"]
-        lines.append({"record": "fault", "task": task, "seed": seed, **one})
+        lines.append({"record": "fault", "task": task, "seed": seed, **{key: value for key, value in one.items() if key not in ("index", "pid")}})
     survived = ended.returncode == 0 and ledger.returncode == 0
     if survived:
         shutil.rmtree(folder)
