@@ -71,6 +71,14 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         ddp.is_split() || ddp.has_hook_state() || matches!(self.optimizer, OptimizerRef::Sharded(_))
     }
 
+    /// About as many bytes as the files have.
+    pub(crate) fn bytes(&self, ddp: &Ddp) -> u64 {
+        let tensors = ddp.tensors(self.model).into_iter();
+        let bytes = tensors.map(|(_, shape, dtype)| shape.iter().product::<usize>() * dtype.size());
+        // The weights and two moments of each, as Adam has.
+        3 * bytes.sum::<usize>() as u64
+    }
+
     /// Copies what this rank has of dealt state.
     pub(crate) fn copy_dealt(&self, ddp: &Ddp) -> Result<Dealt, CheckpointError> {
         let ids = weights::paths(self.model).into_iter();

@@ -21,7 +21,8 @@ use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::folder::Writing;
 use crate::ledger::{self, Committed, Ledger};
-use crate::saved::Saved;
+use crate::memory::{self, Copies, Copying};
+use crate::saved::{Places, Saved};
 
 /// Number of checkpoints kept by default.
 const KEEP: usize = 3;
@@ -87,13 +88,12 @@ const KEEP: usize = 3;
 /// ```
 #[derive(Debug)]
 pub struct Checkpoints {
-    folder: PathBuf,
     group: ProcessGroup,
-    keep: usize,
     metadata: BTreeMap<String, String>,
-    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
-    /// The ranks, for what they send in the background; from the first save of dealt state on.
-    saves: Option<ProcessGroup>,
+    files: Lane,
+    /// Those in this host's memory, if the launcher offers a folder there.
+    memory: Option<Lane>,
+    copies: Copies,
     /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
     ledger: Option<Ledger>,
     /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
@@ -105,6 +105,54 @@ pub struct Checkpoints {
     lock: Option<File>,
 }
 
+/// Checkpoints in one folder. One is written at a time.
+#[derive(Debug)]
+struct Lane {
+    folder: PathBuf,
+    keep: usize,
+    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
+    /// The ranks, for what they send in the background; from the first save of dealt state on.
+    saves: Option<ProcessGroup>,
+}
+
+impl Lane {
+    fn new(folder: PathBuf, keep: usize) -> Self {
+        Self {
+            folder,
+            keep,
+            writing: None,
+            saves: None,
+        }
+    }
+
+    /// The ranks' group for what they send in the background.
+    fn group_of_saves(&mut self, ddp: &Ddp) -> Result<ProcessGroup, CheckpointError> {
+        if let Some(group) = &self.saves {
+            return Ok(group.clone());
+        }
+        let group = ddp.model_group().split(Some(0), 0)?;
+        let group = group.expect("every rank has a colour");
+        Ok(self.saves.insert(group).clone())
+    }
+
+    /// Waits until the last save is done.
+    fn wait(&mut self) -> Result<(), CheckpointError> {
+        match self.writing.take() {
+            Some(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where a checkpoint is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Medium {
+    Files,
+    Memory,
+}
+
 impl Checkpoints {
     /// Opens `folder`. Rank 0 creates it and locks it until the value is dropped.
     ///
@@ -114,13 +162,13 @@ impl Checkpoints {
         // A replacement of rank 0 is another rank when it joins.
         let is_first = group.rank() == 0 && !group.is_joining();
         let lock = is_first.then(|| lock(&folder)).transpose()?;
+        let memory = group.env().memory_folder.as_ref();
         Ok(Self {
-            folder,
             group: group.clone(),
-            keep: KEEP,
             metadata: BTreeMap::new(),
-            writing: None,
-            saves: None,
+            files: Lane::new(folder, KEEP),
+            memory: memory.map(|folder| Lane::new(folder.into(), 1)),
+            copies: Copies::default(),
             ledger: None,
             unwritten: Vec::new(),
             digests: None,
@@ -132,7 +180,7 @@ impl Checkpoints {
     /// Sets how many of the newest checkpoints are kept, at least 1. Default: 3.
     #[must_use]
     pub fn keep(mut self, keep: usize) -> Self {
-        self.keep = keep;
+        self.files.keep = keep;
         self
     }
 
@@ -144,15 +192,22 @@ impl Checkpoints {
         self
     }
 
-    /// The newest whole checkpoint, the same one on all ranks; `None` if there is no checkpoint at all. Damaged checkpoints
-    /// are skipped with a warning, and [named](Saved::damaged).
+    /// The newest whole checkpoint in the folder or in [memory](Self::save_in_memory), the same one on all ranks; `None` if there is
+    /// no checkpoint at all. Damaged checkpoints are skipped with a warning, and [named](Saved::damaged).
     ///
-    /// *Blocks*: until rank 0 has read it.
+    /// *Blocks*: until rank 0 has read it. If only another host has the newest one in its memory, that is sent to rank 0's before.
     ///
     /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives.
     pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
         self.group.set_phase(Phase::Checkpoint, 0);
-        let saved = Saved::at_or_before(u64::MAX, &self.folder, &self.group)?;
+        let memory = self.memory.as_ref().map(|lane| &*lane.folder);
+        let is_brought = self.copies.bring(&self.group, memory)?;
+        let places = Places {
+            files: &self.files.folder,
+            memory,
+            is_brought,
+        };
+        let saved = Saved::newest(u64::MAX, &places, &self.group)?;
         if self.group.rank() == 0 {
             for reason in saved.iter().flat_map(Saved::damaged) {
                 notice!(WARN, "skipped a damaged checkpoint: {reason}");
@@ -167,7 +222,7 @@ impl Checkpoints {
     /// *Blocks*, *Errors*: as `latest`; in that process, `Misfit` if the state cannot be read.
     pub fn resume(&self, ddp: &mut Ddp) -> Result<Option<Saved>, CheckpointError> {
         match ddp.take_handover() {
-            Some(state) => Saved::from_peer(&self.folder, &state).map(Some),
+            Some(state) => Saved::from_peer(&self.files.folder, &state).map(Some),
             None if ddp.has_joined() => Ok(None),
             None => self.latest(),
         }
@@ -183,7 +238,7 @@ impl Checkpoints {
         model: &M,
         checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
     ) -> Result<(), CheckpointError> {
-        let folder = &self.folder;
+        let folder = &self.files.folder;
         ddp.admit(model, |ddp| Saved::to_peer(folder, &checkpoint(), ddp))
     }
 
@@ -200,7 +255,7 @@ impl Checkpoints {
         if let Some(keep) = ddp.record() {
             let digests = match &mut self.digests {
                 Some(digests) => digests,
-                none => none.insert(Recorder::open(&self.folder, self.group.rank(), keep)?),
+                none => none.insert(Recorder::open(&self.files.folder, self.group.rank(), keep)?),
             };
             digests.append(ddp.next_step(), self.group.generation(), ddp.digests())?;
         }
@@ -228,10 +283,14 @@ impl Checkpoints {
         }
         self.group = ddp.group().clone();
         self.digests = None;
+        self.copies = Copies::default();
+        for lane in self.memory.iter_mut().chain([&mut self.files]) {
+            lane.saves = None;
+        }
         if self.group.rank() > 0 || self.lock.is_some() {
             return Ok(());
         }
-        self.lock = Some(lock(&self.folder)?);
+        self.lock = Some(lock(&self.files.folder)?);
         for committed in std::mem::take(&mut self.unwritten) {
             self.append(&committed, |ledger| ledger.lacks(&committed))?;
         }
@@ -245,7 +304,7 @@ impl Checkpoints {
         is_needed: impl FnOnce(&Ledger) -> bool,
     ) -> Result<(), CheckpointError> {
         let failed = |action| {
-            let path = ledger::path(&self.folder);
+            let path = ledger::path(&self.files.folder);
             move |source| CheckpointError::Ledger {
                 action,
                 path,
@@ -255,7 +314,7 @@ impl Checkpoints {
         let ledger = match &mut self.ledger {
             Some(ledger) => ledger,
             none => {
-                let opened = Ledger::open(&self.folder, self.opened);
+                let opened = Ledger::open(&self.files.folder, self.opened);
                 none.insert(opened.map_err(failed("continue"))?)
             }
         };
@@ -279,26 +338,76 @@ impl Checkpoints {
         ddp: &Ddp,
         checkpoint: Checkpoint<'_, M>,
     ) -> Result<(), CheckpointError> {
+        self.save_in(Medium::Files, ddp, checkpoint)
+    }
+
+    /// Saves the state as [`save`](Self::save) does, but in the memory of rank 0's host, and with several hosts on another one too. It
+    /// replaces the one before, outlives the ranks, and ends with the job. [`latest`](Self::latest) finds it if the ranks are started
+    /// again. If there is no room for it, that is a warning.
+    ///
+    /// *Memory*: on these hosts twice the size of a checkpoint while one replaces another, in `/dev/shm`; and that of `save`.
+    ///
+    /// *Blocks*: as `save`; a save in the folder and one in memory do not wait for each other.
+    ///
+    /// *Errors*: `NoMemory` in a job that Paceline's launcher has not started; a failed device; a type that cannot be saved.
+    pub fn save_in_memory<M: Module>(
+        &mut self,
+        ddp: &Ddp,
+        checkpoint: Checkpoint<'_, M>,
+    ) -> Result<(), CheckpointError> {
+        self.save_in(Medium::Memory, ddp, checkpoint)
+    }
+
+    fn lane(&mut self, medium: Medium) -> Result<&mut Lane, CheckpointError> {
+        match medium {
+            Medium::Files => Ok(&mut self.files),
+            Medium::Memory => self.memory.as_mut().ok_or(CheckpointError::NoMemory),
+        }
+    }
+
+    fn save_in<M: Module>(
+        &mut self,
+        medium: Medium,
+        ddp: &Ddp,
+        checkpoint: Checkpoint<'_, M>,
+    ) -> Result<(), CheckpointError> {
         self.follow(ddp)?;
         // Unfinished work on a device may still fail and must not be saved.
         ddp.synchronize()?;
         let rank = self.group.rank();
         let is_dealt = checkpoint.is_dealt(ddp);
-        if rank != 0 && !is_dealt {
+        let folder = self.lane(medium)?.folder.clone();
+        let copying = match medium {
+            Medium::Files => None,
+            Medium::Memory => {
+                // A group of its own: if a copy takes too long, the job goes on.
+                let group = match self.group.env().node_count {
+                    1 => self.group.clone(),
+                    _ => self.lane(medium)?.group_of_saves(ddp)?,
+                };
+                Some(self.copies.begin(&self.group, group, &folder)?)
+            }
+        };
+        let is_copied = copying.as_ref().is_some_and(Copying::is_on_this_rank);
+        if rank != 0 && !is_dealt && !is_copied {
             return Ok(());
         }
         self.group.set_phase(Phase::Checkpoint, ddp.next_step());
-        let last = self.wait();
+        let last = self.lane(medium)?.wait();
         let dealt = match is_dealt {
-            true => Some((self.group_of_saves(ddp)?, checkpoint.copy_dealt(ddp)?)),
+            true => {
+                let group = self.lane(medium)?.group_of_saves(ddp)?;
+                Some((group, checkpoint.copy_dealt(ddp)?))
+            }
             false => None,
         };
+        let syncs_ledger = copying.as_ref().is_none_or(Copying::has_neighbour);
         let rest = last.and_then(|()| match rank {
-            0 => self.rest(ddp, &checkpoint).map(Some),
+            0 => self.rest(ddp, &checkpoint, syncs_ledger).map(Some),
             _ => Ok(None),
         });
         let whole = match (&dealt, &rest) {
-            (None, Ok(_)) => Some(checkpoint.copy().map_err(unusable(&self.folder))?),
+            (None, Ok(Some(_))) => Some(checkpoint.copy().map_err(unusable(&folder))?),
             _ => None,
         };
         let metadata = self.metadata.clone();
@@ -308,9 +417,14 @@ impl Checkpoints {
             Err(error) if is_dealt => (None, Some(error)),
             Err(error) => return Err(error),
         };
+        let room = copying.as_ref().map(|_| checkpoint.bytes(ddp));
+        let (keep, within) = (self.lane(medium)?.keep, folder.clone());
         let write = move || {
             let begun = rest.map(|rest| {
-                let writing = Writing::begin(&rest.folder, rest.state.ddp.step)?;
+                if let Some(bytes) = room {
+                    memory::prepare(&within, bytes).map_err(failed_in(&within))?;
+                }
+                let writing = Writing::begin(&within, rest.state.ddp.step)?;
                 Ok::<_, CheckpointError>((rest, writing))
             });
             let begun = begun.transpose();
@@ -325,23 +439,24 @@ impl Checkpoints {
                 _ => Ok(String::new()),
             };
             match begun? {
-                Some((rest, writing)) => rest.finish(writing, hash?),
-                None => hash.map(drop),
+                Some((rest, writing)) => rest.finish(writing, hash?, keep).map(Some),
+                None => hash.map(|_| None),
             }
         };
-        let thread = thread::Builder::new().name(format!("rank{rank}/save"));
-        self.writing = Some(thread.spawn(write).map_err(failed_in(&self.folder))?);
+        let write = move || match copying {
+            None => write().map(drop),
+            Some(copying) => {
+                copying.finish(write());
+                Ok(())
+            }
+        };
+        let name = match medium {
+            Medium::Files => format!("rank{rank}/save"),
+            Medium::Memory => format!("rank{rank}/memory"),
+        };
+        let thread = thread::Builder::new().name(name).spawn(write);
+        self.lane(medium)?.writing = Some(thread.map_err(failed_in(&folder))?);
         failed.map_or(Ok(()), Err)
-    }
-
-    /// The ranks' group for what they send in the background.
-    fn group_of_saves(&mut self, ddp: &Ddp) -> Result<ProcessGroup, CheckpointError> {
-        if let Some(group) = &self.saves {
-            return Ok(group.clone());
-        }
-        let group = ddp.model_group().split(Some(0), 0)?;
-        let group = group.expect("every rank has a colour");
-        Ok(self.saves.insert(group).clone())
     }
 
     /// What rank 0 adds to the tensors.
@@ -349,35 +464,31 @@ impl Checkpoints {
         &self,
         ddp: &Ddp,
         checkpoint: &Checkpoint<'_, M>,
+        syncs_ledger: bool,
     ) -> Result<Rest, CheckpointError> {
         let schedule = checkpoint.schedule_state();
         let value = checkpoint.value.clone();
-        let ledger = self.ledger.as_ref().map(Ledger::file).transpose();
+        let ledger = self.ledger.as_ref().filter(|_| syncs_ledger);
+        let ledger = ledger.map(Ledger::file).transpose();
         Ok(Rest {
-            schedule: schedule.map_err(unusable(&self.folder))?,
+            schedule: schedule.map_err(unusable(&self.files.folder))?,
             state: State {
                 ddp: ddp.state_dict(),
                 sampler: checkpoint.sampler,
                 parameters: checkpoint.parameters(),
-                value: value.map_err(unusable(&self.folder))?,
+                value: value.map_err(unusable(&self.files.folder))?,
                 ..State::default()
             },
-            ledger: ledger.map_err(failed_in(&self.folder))?,
-            folder: self.folder.clone(),
-            keep: self.keep,
+            ledger: ledger.map_err(failed_in(&self.files.folder))?,
         })
     }
 
-    /// Waits until the last save is on disk.
+    /// Waits until the last saves are done.
     ///
-    /// *Errors*: those of that save.
+    /// *Errors*: those of the last save on disk.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
-        match self.writing.take() {
-            Some(thread) => thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => Ok(()),
-        }
+        let in_memory = self.memory.as_mut().map_or(Ok(()), Lane::wait);
+        self.files.wait().and(in_memory)
     }
 
     /// Waits until the last save is on disk. Call it at the end of a program.
@@ -390,22 +501,18 @@ impl Checkpoints {
 
 impl Drop for Checkpoints {
     fn drop(&mut self) {
-        let Some(thread) = self.writing.take() else {
-            return;
-        };
-        match thread.join() {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => notice!(ERROR, "{error}"),
-            // The thread has already printed its panic on stderr.
-            Err(_) => {}
+        let memory = self.memory.as_mut().into_iter();
+        for lane in memory.chain([&mut self.files]) {
+            // A thread that panicked has printed its panic on stderr.
+            if let Some(Ok(Err(error))) = lane.writing.take().map(JoinHandle::join) {
+                notice!(ERROR, "{error}");
+            }
         }
     }
 }
 
 /// What a checkpoint has besides its tensors.
 struct Rest {
-    folder: PathBuf,
-    keep: usize,
     state: State,
     /// State of the learning-rate scheduler.
     schedule: Option<Bytes>,
@@ -414,7 +521,12 @@ struct Rest {
 
 impl Rest {
     /// Completes a checkpoint whose tensors are written; `hash` is that of the weights.
-    fn finish(mut self, writing: Writing, hash: String) -> Result<(), CheckpointError> {
+    fn finish(
+        mut self,
+        writing: Writing,
+        hash: String,
+        keep: usize,
+    ) -> Result<PathBuf, CheckpointError> {
         self.state.weights_sha256 = hash;
         if let Some(schedule) = self.schedule {
             let written = fs::write(writing.path().join(files::SCHEDULE), &schedule[..]);
@@ -423,7 +535,7 @@ impl Rest {
         // A run that resumes from this checkpoint finds all its steps in the ledger.
         let synced = self.ledger.map_or(Ok(()), |ledger| ledger.sync_data());
         synced.map_err(writing.failed())?;
-        writing.finish(self.keep, self.state)
+        writing.finish(keep, self.state)
     }
 }
 

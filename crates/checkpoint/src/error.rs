@@ -64,6 +64,9 @@ pub enum CheckpointError {
     /// Rank 0 failed for all ranks, as it says itself.
     #[error("{0}")]
     Rank0(String),
+    /// The job has no folder in memory.
+    #[error("this job has no folder in memory for checkpoints")]
+    NoMemory,
     /// The ranks could not exchange a checkpoint.
     #[error(transparent)]
     Ddp(#[from] DdpError),
@@ -96,6 +99,9 @@ impl CheckpointError {
             Self::Digests {
                 action: "continue", ..
             } => Some("move it away, and the rank begins another one".into()),
+            Self::NoMemory => Some(
+                "start it with `paceline run` or `paceline train`, on hosts with /dev/shm".into(),
+            ),
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Ddp(error) => error.hint(),
             Self::Ledger { .. } | Self::Digests { .. } | Self::Misfit { .. } | Self::Rank0(_) => {

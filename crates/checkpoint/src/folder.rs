@@ -49,13 +49,17 @@ impl Writing {
     }
 
     /// Makes the files a checkpoint, and removes all but the newest `keep`.
-    pub(crate) fn finish(self, keep: usize, state: State) -> Result<(), CheckpointError> {
+    pub(crate) fn finish(self, keep: usize, state: State) -> Result<PathBuf, CheckpointError> {
+        files::seal(self.path(), state).map_err(self.failed())?;
+        self.publish(keep)
+    }
+
+    /// Puts files that are a checkpoint in its place, which it returns, and removes all but the newest `keep`.
+    pub(crate) fn publish(self, keep: usize) -> Result<PathBuf, CheckpointError> {
         let failed = self.failed();
-        let sealed = files::seal(self.path(), state);
-        let published = sealed.and_then(|()| publish(self.beside, &self.place));
-        published.map_err(failed)?;
-        prune(&self.folder, keep);
-        Ok(())
+        publish(self.beside, &self.place).map_err(failed)?;
+        prune(&self.folder, keep, &self.place);
+        Ok(self.place)
     }
 }
 
@@ -83,8 +87,19 @@ fn publish(beside: tempfile::TempDir, place: &Path) -> io::Result<()> {
     files::sync_folder(place.parent().unwrap_or(Path::new(".")))
 }
 
-/// Removes all but the newest `keep` and the leftovers of interrupted writes. A failed removal is harmless.
-fn prune(folder: &Path, keep: usize) {
+/// Removes all but `written` and the newest others, `keep` together. A failed removal is harmless.
+fn prune(folder: &Path, keep: usize, written: &Path) {
+    remove_leftovers(folder);
+    // Those of later steps are damaged, or were made before the job went back to an earlier one.
+    let mut others = list(folder);
+    others.retain(|path| path != written);
+    for old in others.iter().rev().skip(keep.saturating_sub(1)) {
+        let _ = fs::remove_dir_all(old);
+    }
+}
+
+/// Removes what interrupted writes have left.
+pub(crate) fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
         let is_replaced = path.extension().is_some_and(|end| OLD[1..] == *end)
@@ -92,9 +107,6 @@ fn prune(folder: &Path, keep: usize) {
         if is_replaced || name.to_string_lossy().starts_with(".writing-") {
             let _ = fs::remove_dir_all(path);
         }
-    }
-    for old in list(folder).iter().rev().skip(keep.max(1)) {
-        let _ = fs::remove_dir_all(old);
     }
 }
 
@@ -129,26 +141,26 @@ pub(crate) struct Newest<T> {
     pub(crate) damaged: Vec<String>,
 }
 
-/// The newest whole checkpoint in `folder` of step `last` or before; `None` if there is no checkpoint.
+/// The newest whole checkpoint in `folders` of step `last` or before, from the last folder that has it; `None` if there is no checkpoint.
 ///
 /// *Errors*: `NoneValid` if all are damaged.
 pub(crate) fn newest(
-    folder: &Path,
+    folders: &[&Path],
     last: u64,
 ) -> Result<Option<Newest<Contents>>, CheckpointError> {
-    newest_by(folder, last, files::read)
+    newest_by(folders, last, files::read)
 }
 
 /// What `read` makes of the newest checkpoint of step `last` or before that it can read, even while a job publishes and removes some.
 ///
-/// *Errors*: `NoneValid` if it can read none of them.
+/// *Errors*: `NoneValid` with the first folder if it can read none of them.
 pub(crate) fn newest_by<T>(
-    folder: &Path,
+    folders: &[&Path],
     last: u64,
     read: impl Fn(&Path) -> Result<T, String>,
 ) -> Result<Option<Newest<T>>, CheckpointError> {
     let mut damaged = Vec::new();
-    let mut listed = identified(folder, last);
+    let mut listed = identified(folders, last);
     let (mut left, mut reads) = (listed.clone(), 1);
     while let Some((path, _)) = left.pop() {
         let reason = match read(&path) {
@@ -161,7 +173,7 @@ pub(crate) fn newest_by<T>(
             }
             Err(reason) => reason,
         };
-        let now = identified(folder, last);
+        let now = identified(folders, last);
         if now != listed && reads < READS_MAX {
             damaged.clear();
             (listed, left, reads) = (now.clone(), now, reads + 1);
@@ -173,17 +185,20 @@ pub(crate) fn newest_by<T>(
         return Ok(None);
     }
     Err(CheckpointError::NoneValid {
-        path: folder.to_path_buf(),
+        path: folders[0].to_path_buf(),
         reasons: damaged,
     })
 }
 
-/// The checkpoints in `folder` up to step `last`, oldest first, with the numbers by which the system tells folders of one name apart. One that is gone
-/// by now has none.
-fn identified(folder: &Path, last: u64) -> Vec<(PathBuf, Option<u64>)> {
-    let found = list(folder).into_iter();
-    let found = found.filter(|path| step_of(path).is_some_and(|step| step <= last));
+/// The checkpoints in `folders` up to step `last`, oldest first, with the numbers by which the system tells folders of one name apart. One
+/// that is gone by now has none.
+fn identified(folders: &[&Path], last: u64) -> Vec<(PathBuf, Option<u64>)> {
+    let mut found: Vec<_> = folders.iter().flat_map(|folder| list(folder)).collect();
+    found.retain(|path| step_of(path).is_some_and(|step| step <= last));
+    // Of the same step, those of the last folder stay last.
+    found.sort_by_key(|path| age(path));
     found
+        .into_iter()
         .map(|path| {
             let inode = fs::metadata(&path).ok().map(|found| found.ino());
             (path, inode)
@@ -197,7 +212,7 @@ fn identified(folder: &Path, last: u64) -> Vec<(PathBuf, Option<u64>)> {
 ///
 /// *Errors*: `NoneValid` if there are only damaged ones.
 pub fn has_valid(folder: &Path) -> Result<bool, CheckpointError> {
-    newest(folder, u64::MAX).map(|found| found.is_some())
+    newest(&[folder], u64::MAX).map(|found| found.is_some())
 }
 
 #[cfg(test)]

@@ -36,10 +36,32 @@ pub struct Saved {
     is_restored: bool,
 }
 
+/// Where a checkpoint may be.
+pub(crate) struct Places<'a> {
+    pub(crate) files: &'a Path,
+    pub(crate) memory: Option<&'a Path>,
+    /// Whether the one in memory has just come from another host's.
+    pub(crate) is_brought: bool,
+}
+
+/// Where a checkpoint came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Origin {
+    /// The folder of checkpoints.
+    File,
+    /// The memory of rank 0's host.
+    Memory,
+    /// The memory of another host.
+    OtherMemory,
+    /// The ranks that went on when this process was lost.
+    Peers,
+}
+
 /// The part that rank 0 sends to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     path: PathBuf,
+    origin: Origin,
     state: State,
     metadata: BTreeMap<String, String>,
     schedule: Option<Vec<u8>>,
@@ -60,14 +82,38 @@ impl Saved {
         folder: &Path,
         group: &ProcessGroup,
     ) -> Result<Option<Self>, CheckpointError> {
+        let places = Places {
+            files: folder,
+            memory: None,
+            is_brought: false,
+        };
+        Self::newest(last, &places, group)
+    }
+
+    /// The same for all places.
+    pub(crate) fn newest(
+        last: u64,
+        places: &Places<'_>,
+        group: &ProcessGroup,
+    ) -> Result<Option<Self>, CheckpointError> {
         let mut contents = None;
         let told = by_rank_0(group, || {
-            let Some(found) = folder::newest(folder, last)? else {
+            let folders = [Some(places.files), places.memory];
+            let folders: Vec<&Path> = folders.into_iter().flatten().collect();
+            let Some(found) = folder::newest(&folders, last)? else {
                 return Ok::<_, CheckpointError>(None);
             };
+            let is_in_memory = places
+                .memory
+                .is_some_and(|folder| found.path.starts_with(folder));
             let read = contents.insert(found.contents);
             Ok(Some(Told {
                 path: found.path,
+                origin: match (is_in_memory, places.is_brought) {
+                    (false, _) => Origin::File,
+                    (true, false) => Origin::Memory,
+                    (true, true) => Origin::OtherMemory,
+                },
                 state: std::mem::take(&mut read.state),
                 metadata: std::mem::take(&mut read.metadata),
                 schedule: read.schedule.as_ref().map(|schedule| schedule.to_vec()),
@@ -97,6 +143,7 @@ impl Saved {
         let schedule = checkpoint.schedule_state().map_err(unusable)?;
         let told = Told {
             path: path.to_path_buf(),
+            origin: Origin::Peers,
             state: State {
                 ddp: ddp.state_dict(),
                 sampler: checkpoint.sampler,
@@ -250,6 +297,11 @@ impl Saved {
         &self.told.path
     }
 
+    /// Where it came from.
+    pub fn origin(&self) -> Origin {
+        self.told.origin
+    }
+
     /// Newer checkpoints that were skipped as damaged, each with the reason.
     pub fn damaged(&self) -> &[String] {
         &self.told.damaged
@@ -304,7 +356,7 @@ impl SavedModel {
     ///
     /// *Errors*: `NoneValid` if all are damaged or cannot be read.
     pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let newest = folder::newest_by(folder, u64::MAX, |path| {
+        let newest = folder::newest_by(&[folder], u64::MAX, |path| {
             let contents = files::read(path)?;
             let weights = contents.weights.into_iter().map(|tensor| {
                 let data = tensor.read();

@@ -57,7 +57,7 @@ impl Contained {
     pub fn start(command: &mut Command) -> Result<Self, LaunchError> {
         let only_job = OnlyJob::begin()?;
         let id = launcher_id();
-        let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"))?;
+        let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"), None)?;
         // After the watchdog, so that it counts as a child that is not the program's.
         let orphans = Orphans::adopt()?;
         let name = command.get_program().display().to_string();

@@ -46,6 +46,7 @@ mod error_file;
 mod job;
 pub mod judge;
 mod memory;
+mod memory_folder;
 mod orphans;
 mod output;
 mod plan;
@@ -64,6 +65,7 @@ mod watchdog;
 mod worker;
 mod workers;
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_rendezvous::env;
@@ -86,6 +88,7 @@ pub use stall::{OnStall, StallOptions};
 pub use stop::{HandledSignals, SignalNameError};
 pub use watch::{RankEvent, RankWatch};
 
+use memory_folder::MemoryFolder;
 use orphans::Orphans;
 use round::Launcher;
 use signals::Signals;
@@ -113,7 +116,12 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
     let tls = env::asks_for_tls(&|name| job.variable(name))?;
     let signals = Signals::catch(&job.signals).map_err(LaunchError::system("sigaction"))?;
     let id = launcher_id();
-    let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"))?;
+    let memory = MemoryFolder::of_this_job();
+    let folder = memory.as_ref().map(MemoryFolder::path);
+    if let Some(Ok(path)) = folder.map(CStr::to_str) {
+        (job.env).push((env::MEMORY_FOLDER_VARIABLE.into(), path.into()));
+    }
+    let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"), folder)?;
     // After the watchdog, so that it counts as a child that is not the job's.
     let orphans = Orphans::adopt()?;
     let launcher = Launcher {
@@ -129,6 +137,8 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
         None => solo::run(&launcher)?,
         Some(cluster) => cluster::run(&launcher, cluster)?,
     };
+    // While the watchdog lives.
+    drop(memory);
     if let Some(failure) = &outcome.failure
         && let Some(why) = failure.is_for_good()
         && outcome.restarts < job.max_restarts

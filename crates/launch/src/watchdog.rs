@@ -4,13 +4,14 @@
 //! The kernel kills the workers themselves (`PR_SET_PDEATHSIG`); their own children would live on. The watchdog is a
 //! fork of the launcher that runs nothing but a few system calls: it reads process group ids from a pipe until the
 //! pipe's other end is gone, which only the launcher holds. Then it kills these groups, and every process that
-//! has the launcher's id in its environment.
+//! has the launcher's id in its environment, and removes the job's folder in memory.
 //!
 //! It does not reach a process that has left its worker's group (`setsid`, a job-control shell) *and* has
 //! dropped its environment (`env -i`), in a job whose launcher was killed. As long as the launcher lives, those are
 //! found too (`orphans.rs`).
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,8 +20,8 @@ use rustix::process::{Pid, Signal};
 
 use crate::error::LaunchError;
 use crate::job::NPROC_MAX;
-use crate::sweep;
 use crate::worker::{KILLED_ENDS_WITHIN, Worker};
+use crate::{memory_folder, sweep};
 
 /// The launcher's end of it. Dropping it ends the watchdog without harm to anyone.
 #[derive(Debug)]
@@ -31,8 +32,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// `entry` is `NAME=value` in the environment of the job's processes and no others.
-    pub(crate) fn start(entry: &str) -> Result<Self, LaunchError> {
+    /// `entry` is `NAME=value` in the environment of the job's processes and no others, `folder` the job's in memory.
+    pub(crate) fn start(entry: &str, folder: Option<&CStr>) -> Result<Self, LaunchError> {
         let (read_end, write_end) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("pipe"))?;
         let blocked = Blocked::all();
@@ -40,7 +41,7 @@ impl Watchdog {
         // allocation, no lock, no destructor, so the state other threads left behind does not matter.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
-            guard(read_end.as_raw_fd(), entry.as_bytes());
+            guard(read_end.as_raw_fd(), entry.as_bytes(), folder);
         }
         drop(blocked);
         if pid < 0 {
@@ -106,7 +107,7 @@ impl Drop for Blocked {
 }
 
 /// The watchdog's whole life. Only async-signal-safe calls.
-fn guard(pipe: i32, entry: &[u8]) -> ! {
+fn guard(pipe: i32, entry: &[u8], folder: Option<&CStr>) -> ! {
     let mut groups = [0_i32; NPROC_MAX];
     // Out of the launcher's session: a signal to its group, or the terminal's end, does not end the watchdog.
     let _ = rustix::process::setsid();
@@ -140,6 +141,9 @@ fn guard(pipe: i32, entry: &[u8]) -> ! {
         }
     }
     sweep::kill_all(entry);
+    if let Some(folder) = folder {
+        memory_folder::remove(folder);
+    }
     // SAFETY: ends this process without running anything of the launcher's.
     unsafe { libc::_exit(0) }
 }

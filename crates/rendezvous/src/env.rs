@@ -45,6 +45,9 @@ pub const SOMETIMES_SET: [&str; 3] = [
     names::PACELINE_REPLACEMENT,
 ];
 
+/// The variable with the folder in memory that a launcher removes with its job.
+pub const MEMORY_FOLDER_VARIABLE: &str = names::PACELINE_MEMORY_FOLDER;
+
 /// Variables that a launcher sets for its ranks if its own environment does not have them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];
 
@@ -106,6 +109,8 @@ pub struct WorkerEnv {
     pub error_file: Option<String>,
     /// Inherited descriptor of the job page.
     pub page_fd: Option<i32>,
+    /// Folder in this host's memory for checkpoints, which the launcher removes with the job.
+    pub memory_folder: Option<String>,
     /// Requested transport, unchecked: `collective` knows the names.
     pub transport: Option<String>,
     /// Name of this rank's host, in place of the machine's. Ranks share memory only where the names are equal, so a
@@ -244,6 +249,7 @@ impl WorkerEnv {
             local_cores: vars
                 .number(names::PACELINE_LOCAL_CORES, CORES_MAX)?
                 .filter(|cores| *cores > 0),
+            memory_folder: vars.text(names::PACELINE_MEMORY_FOLDER),
             transport: vars.text(names::PACELINE_TRANSPORT),
             host_id: vars.text(names::PACELINE_HOST_ID),
             algorithm: vars.text(names::PACELINE_ALGORITHM),
@@ -346,6 +352,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
             names::PACELINE_PAGE_FD,
             worker.page_fd.map(|fd| fd.to_string()),
         ),
+        (names::PACELINE_MEMORY_FOLDER, worker.memory_folder.clone()),
         (names::PACELINE_TRANSPORT, worker.transport.clone()),
         (names::PACELINE_HOST_ID, worker.host_id.clone()),
         (names::PACELINE_ALGORITHM, worker.algorithm.clone()),

@@ -47,7 +47,7 @@ pub(crate) struct Header {
     pub(crate) steps: u64,
     /// The run directory.
     pub(crate) run_dir: String,
-    /// The step after which a resumed job starts, and the checkpoint.
+    /// The step after which a resumed job starts, and where its state came from.
     pub(crate) resumed: Option<(u64, String)>,
 }
 

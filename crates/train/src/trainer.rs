@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Device;
-use paceline_checkpoint::{Checkpoint, Checkpoints, Saved};
+use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Saved};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
@@ -78,9 +78,18 @@ fn run<T: TrainTask>(
     result
 }
 
-fn nothing_saved(config: &TrainConfig) -> TrainError {
-    TrainError::NoCheckpoint {
-        path: run_dir::checkpoints(&config.run_dir),
+/// The checkpoint that the job goes on from.
+fn newest(config: &TrainConfig, checkpoints: &Checkpoints) -> Result<Option<Saved>, TrainError> {
+    // A new run has none in its folder, but may have been started again before it saved there.
+    let saved = match config.resume || config.memory_checkpoint > 0 {
+        true => checkpoints.latest()?,
+        false => None,
+    };
+    match saved {
+        None if config.resume => Err(TrainError::NoCheckpoint {
+            path: run_dir::checkpoints(&config.run_dir),
+        }),
+        saved => Ok(saved),
     }
 }
 
@@ -224,6 +233,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         output: Output,
     ) -> Result<Self, TrainError> {
         let joins = group.is_joining();
+        if config.memory_checkpoint > 0 && group.env().memory_folder.is_none() {
+            return Err(CheckpointError::NoMemory.into());
+        }
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
@@ -234,9 +246,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         device.seed(config.seed);
         let net = task.model(config, &device, &layout)?;
         let checkpoints = open_checkpoints(config, &*task, &group)?;
-        let mut saved = match config.resume && !joins {
-            true => Some(checkpoints.latest()?.ok_or_else(|| nothing_saved(config))?),
-            false => None,
+        let mut saved = match joins {
+            true => None,
+            false => newest(config, &checkpoints)?,
         };
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
         let mut batches = sharded_batches(config, task.len(Part::Train), position)?;
@@ -312,7 +324,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             metrics,
             step,
         };
-        let came_from = saved.map(|saved| (saved.step(), saved.path().display().to_string()));
+        let came_from = saved.map(|saved| {
+            let origin = match saved.origin() {
+                Origin::File => saved.path().display().to_string(),
+                Origin::Memory => "memory".to_owned(),
+                Origin::OtherMemory => "another host's memory".to_owned(),
+                Origin::Peers => "the other ranks".to_owned(),
+            };
+            (saved.step(), origin)
+        });
         let header = trainer.header(came_from);
         trainer.console.print(&header.render());
         trainer.console.emit(&header);
@@ -468,6 +488,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.end_epoch(plan)?;
         } else if is_due(self.config.evaluate_every, self.step) {
             self.evaluate_within_epoch()?;
+        }
+        // With a file too: that may be on a host that is lost.
+        if is_due(self.config.memory_checkpoint, self.step) {
+            self.save_by(Checkpoints::save_in_memory, &plan.after)?;
         }
         let is_due = is_due(self.config.save_every, self.step) || plan.ends_epoch();
         if is_due || self.has_to_save {
@@ -659,6 +683,18 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             return Ok(());
         }
         self.last_saved = Some(self.step);
+        self.save_by(Checkpoints::save, sampler)
+    }
+
+    fn save_by(
+        &mut self,
+        save: impl FnOnce(
+            &mut Checkpoints,
+            &Ddp,
+            Checkpoint<'_, T::Model>,
+        ) -> Result<(), CheckpointError>,
+        sampler: &SamplerState,
+    ) -> Result<(), TrainError> {
         self.end_round()?;
         // A run resumed from here then has the records of all earlier steps.
         self.flush_metrics()?;
@@ -666,7 +702,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let checkpoint = Checkpoint::new(net, &self.optimizer)
             .sampler(sampler)
             .value(&self.progress);
-        Ok(self.checkpoints.save(&self.ddp, checkpoint)?)
+        Ok(save(&mut self.checkpoints, &self.ddp, checkpoint)?)
     }
 
     fn flush_metrics(&mut self) -> Result<(), TrainError> {

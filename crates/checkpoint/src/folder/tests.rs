@@ -30,7 +30,7 @@ fn save(folder: &Path, keep: usize, parts: Parts) -> Result<(), CheckpointError>
         fs::write(place(files::SCHEDULE), parts.schedule)
     };
     write().map_err(writing.failed())?;
-    writing.finish(keep, parts.state)
+    writing.finish(keep, parts.state).map(drop)
 }
 
 /// The tensors in the order of their paths.
@@ -89,7 +89,7 @@ fn folder_with(steps: &[u64]) -> tempfile::TempDir {
 }
 
 fn found(folder: &Path) -> Newest<Contents> {
-    newest(folder, u64::MAX)
+    newest(&[folder], u64::MAX)
         .expect("readable")
         .expect("a checkpoint")
 }
@@ -203,7 +203,7 @@ fn a_folder_without_a_whole_checkpoint_says_what_is_wrong_with_each() {
     let folder = folder_with(&[1]);
     let weights = folder.path().join("step-0000000001/model.safetensors");
     fs::remove_file(weights).expect("remove");
-    let error = newest(folder.path(), u64::MAX)
+    let error = newest(&[folder.path()], u64::MAX)
         .err()
         .expect("nothing to read");
     let error = error.to_string();
@@ -211,7 +211,7 @@ fn a_folder_without_a_whole_checkpoint_says_what_is_wrong_with_each() {
         error.contains("no valid checkpoint") && error.contains("model.safetensors"),
         "{error}"
     );
-    let nowhere = newest(Path::new("/nonexistent"), u64::MAX).expect("no checkpoint, no error");
+    let nowhere = newest(&[Path::new("/nonexistent")], u64::MAX).expect("no checkpoint, no error");
     assert!(nowhere.is_none());
 }
 
@@ -263,7 +263,7 @@ fn a_reader_finds_a_whole_checkpoint_while_a_job_keeps_one_only() {
             }
         });
         while !writer.is_finished() {
-            let newest = newest_by(folder.path(), u64::MAX, |path| {
+            let newest = newest_by(&[folder.path()], u64::MAX, |path| {
                 let contents = files::read(path)?;
                 let weights = contents.weights.iter().map(Stored::read);
                 let weights: io::Result<Vec<_>> = weights.collect();

@@ -10,6 +10,7 @@ mod jobs;
 mod language;
 mod layouts;
 mod ledger;
+mod memory;
 mod mesh;
 mod minimal;
 mod pipeline;

@@ -186,9 +186,12 @@ impl Running {
         }
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(Pid::from_child(&self.child), signal)
-            .expect("the command runs");
+        rustix::process::kill_process(self.pid(), signal).expect("the command runs");
     }
 
     /// The process of a rank.

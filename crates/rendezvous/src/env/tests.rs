@@ -553,6 +553,7 @@ proptest! {
         sockets_per_peer in proptest::option::of(1..=SOCKETS_PER_PEER_MAX),
         (socket_ifname, host_id) in proptest::option::of(("[=^]?[a-z0-9,]{1,20}", "[a-z0-9-]{1,20}")).prop_map(Option::unzip),
         (flight_dir, flight_records) in (proptest::option::of("/[a-z/]{1,30}"), proptest::option::of(0..=65_536_usize)),
+        memory_folder in proptest::option::of("/[a-z/]{1,30}"),
     ) {
         let part = |of: usize, share: f64| ((of as f64 * share) as usize).min(of - 1);
         let local_world = 1 + part(world, share);
@@ -566,7 +567,7 @@ proptest! {
             run_id, restart_count, max_restarts, replacement, role, error_file, page_fd,
             sockets_per_peer, socket_ifname, host_id, tls,
             transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(Duration::from_millis),
-            flight_dir, flight_records,
+            flight_dir, flight_records, memory_folder,
         };
         let vars = worker_vars(&env);
         let get = |name: &str| vars.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());

@@ -89,6 +89,8 @@ variables! {
         "cores that all ranks of this machine have together, where each rank is bound to a part of them";
     PACELINE_REPLACEMENT, Optional, None, "a whole number", "0",
         "number of this process, from 1, among those that the launcher has started in place of lost ranks; 0 for a rank that the job began with";
+    PACELINE_MEMORY_FOLDER, Optional, None, "a path; set by the launcher", "none",
+        "folder in this host's memory for checkpoints; the launcher removes it with the job";
     PACELINE_TRANSPORT, Optional, None, "the name of a transport", "auto",
         "transport between the ranks";
     PACELINE_HOST_ID, Optional, None, "any text", "the machine itself",

@@ -419,6 +419,9 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         Need::Launcher if is_rank => {
             Some("this process is one rank of a job, whose launcher decides")
         }
+        Need::Restarts if !is_rank && settings.count("max_restarts") == Some(0) => {
+            Some("no rank is started again without --max-restarts")
+        }
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
         Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),

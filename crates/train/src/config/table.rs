@@ -66,6 +66,8 @@ pub(super) enum Need {
     Stages,
     /// This process starts the ranks.
     Launcher,
+    /// Ranks that are started again.
+    Restarts,
 }
 
 impl OptionRow {
@@ -360,6 +362,9 @@ settings! {
         "Steps between checkpoints within an epoch; 0 saves only at the end of each epoch")
         .or("0")
         .also(&["save_steps"]);
+    memory_checkpoint: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        "Steps between checkpoints in memory, from which ranks that start again go on; with several nodes another one has a copy; 0 makes none")
+        .or("0").needs(Need::Restarts);
     keep: usize = row(RUN, Kind::Count { min: 1, max: 10_000 },
         "Newest checkpoints to keep")
         .or("3").local();

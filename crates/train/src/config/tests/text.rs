@@ -58,6 +58,7 @@ run_dir            runs/digits-20261121-093005  default (task and start, UTC)
 resume             false                        default
 evaluate_every     0                            default
 save_every         0                            default
+memory_checkpoint  0                            default
 keep               3                            default
 max_restarts       0                            default
 recovery           live                         default (auto: replicas on the CPU)

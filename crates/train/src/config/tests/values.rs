@@ -83,6 +83,13 @@ fn values_are_taken_up_to_their_bounds_and_refused_beyond() {
         ("shards", "1", "65536", "0", "65537"),
         ("threads_per_rank", "0", "1024", "-1", "1025"),
         ("save_every", "0", "1099511627776", "-1", "1099511627777"),
+        (
+            "memory_checkpoint",
+            "0",
+            "1099511627776",
+            "-1",
+            "1099511627777",
+        ),
         ("keep", "1", "10000", "0", "10001"),
         ("timeout_seconds", "1", "86400", "0", "86401"),
         ("workers", "1", "64", "0", "65"),

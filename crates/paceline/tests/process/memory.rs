@@ -1,0 +1,116 @@
+//! Checkpoints in memory: ranks that are started again go on from them in every layout, and they end with the job.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, kill_process};
+
+use super::support::{
+    LIMIT, PACELINE, Running, checkpoints, command, free_port, hash_of, paceline, start,
+    text_folder,
+};
+
+/// 40 steps in one epoch, with a file only at its end.
+const JOB: &str = "train --task lm --data text.txt --layers 2 --heads 2 --width 8 --context 16 --global-batch 4 --dropout 0.2 \
+                   --shards 4 --epochs 1 --threads-per-rank 1 --usage off";
+const IN_MEMORY: &str = "--memory-checkpoint 3 --max-restarts 2";
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits for a copy in the folder of this launcher's job, and returns the folder.
+fn has_copy(launcher: &Running) -> PathBuf {
+    let folders = |path: &Path| {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let part = format!("-{}-", launcher.pid().as_raw_nonzero());
+    let find = || {
+        let mut found = folders(Path::new("/dev/shm")).into_iter();
+        let folder = found.find(|path| path.to_string_lossy().contains(&part))?;
+        let mut copies = folders(&folder).into_iter();
+        copies.find(|copy| copy.to_string_lossy().contains("/step-"))?;
+        Some(folder)
+    };
+    wait_until("a copy in memory", || find().is_some());
+    find().expect("it was there")
+}
+
+#[test]
+fn every_layout_goes_on_from_memory_with_the_same_bits() {
+    let folder = text_folder();
+    let whole = [
+        hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1")),
+        hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1 --tp 2")),
+    ];
+    for (layout, lost, hash) in [
+        ("--nproc-per-node 3 --zero 3", 1, &whole[0]),
+        ("--nproc-per-node 4 --pp 2 --micro-batches 1", 0, &whole[0]),
+        ("--nproc-per-node 2 --tp 2", 1, &whole[1]),
+        ("--nproc-per-node 2 --recovery restart", 0, &whole[0]),
+    ] {
+        let run = tempfile::tempdir_in(&folder).expect("a folder");
+        let run = run.path().join("run").display().to_string();
+        let line = format!("{JOB} {IN_MEMORY} --run-dir {run} {layout}");
+        let job = start(folder.path(), &line);
+        let copies = has_copy(&job);
+        assert!(checkpoints(Path::new(&run)).is_empty(), "{layout}: a file");
+        kill_process(job.rank(lost), Signal::KILL).expect("it runs");
+        let ended = job.ended(LIMIT);
+        ended.check(0, &["SIGKILL", "restart 1 of 2"]);
+        assert_eq!(ended.hash(), hash, "{layout}");
+        let resumed = ended.out.lines().find(|line| line.starts_with("resumed"));
+        let resumed = resumed.unwrap_or_else(|| panic!("{layout}: {}", ended.out));
+        assert!(resumed.ends_with(", from memory"), "{layout}: {resumed}");
+        assert!(!copies.exists(), "the job's folder is gone");
+        let told = paceline(folder.path(), &format!("ledger verify {run}"));
+        assert!(told.is_well().out.contains("exactly once"), "{}", told.out);
+    }
+}
+
+#[test]
+fn nothing_stays_in_memory_of_a_job_whose_launcher_is_killed() {
+    let folder = text_folder();
+    let job = start(
+        folder.path(),
+        &format!("{JOB} {IN_MEMORY} --epochs 100 --nproc-per-node 2").replace("--epochs 1 ", ""),
+    );
+    let copies = has_copy(&job);
+    job.signal(Signal::KILL);
+    assert_eq!(job.ended(LIMIT).code, None);
+    wait_until("no copy", || !copies.exists());
+}
+
+#[test]
+fn a_lost_node_with_rank_0_comes_back_from_the_memory_of_another() {
+    let folders = [text_folder(), text_folder()];
+    let whole = hash_of(folders[0].path(), &format!("{JOB} --nproc-per-node 1"));
+    let port = free_port();
+    let node = |place: usize| {
+        // Hosts of their own: the second one sees no file of the first.
+        let line = format!(
+            "run --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-conf last_call_timeout=30,lease=2 \
+             --nproc-per-node 2 {PACELINE} {JOB} --run-dir run --memory-checkpoint 3 --zero 1"
+        );
+        let mut command = command(folders[place].path(), PACELINE, line.split_whitespace());
+        command
+            .env("PACELINE_JOB_TOKEN", "5e".repeat(32))
+            .env("PACELINE_HOST_ID", format!("host-{place}"));
+        Running::start(command)
+    };
+    let first = node(0);
+    first.has_complained("waiting: ");
+    let second = node(1);
+    has_copy(&second);
+    first.signal(Signal::KILL);
+    drop(first);
+    let ended = second.ended(LIMIT);
+    ended.check(0, &["round 2 with 1 node"]);
+    assert_eq!(ended.hash(), whole);
+    assert!(ended.out.contains(", from memory\n"), "{}", ended.out);
+}
