@@ -25,7 +25,7 @@ JOB = ["train", "--nproc-per-node", "4", "--shards", "8", "--threads-per-rank", 
 # One of few large tensors, and one of many small ones.
 MODELS = {
     "digits": ["--task", "digits", "--model", "base", "--epochs", "6"],
-    "lm": ["--task", "lm", "--layers", "8", "--width", "64", "--heads", "4", "--context", "32", "--epochs", "1"],
+    "lm": ["--task", "lm", "--layers", "4", "--width", "64", "--heads", "4", "--context", "32", "--global-batch", "64", "--epochs", "1"],
 }
 RECORD = ["--record", "100"]
 # Steps that warm up.
