@@ -188,6 +188,22 @@ impl Communicator {
         last.map_or(Ok(()), |ticket| ticket.order_after())
     }
 
+    /// Ends this rank's part at once, when running calls have finished or failed. For ranks that go on without a lost one, or with
+    /// another one: they join a communicator of their next group.
+    ///
+    /// NCCL is aborted and never destroyed, because a communicator that has lost a rank may hang in its orderly end.
+    ///
+    /// *Blocks*: as dropping it does.
+    ///
+    /// *Errors*: NCCL or the driver does not return. The process cannot use the device any more and must exit.
+    pub fn abort(self) -> Result<(), NcclError> {
+        self.shared.leave();
+        match self.shared.await_end() {
+            true => Ok(()),
+            false => self.health(),
+        }
+    }
+
     #[cfg(test)]
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared

@@ -109,6 +109,8 @@ struct State {
     seq: u64,
     /// No more calls will be submitted.
     closing: bool,
+    /// The communicator ends without its peers.
+    leaving: bool,
     /// The thread has ended.
     ended: bool,
     failure: Option<(NcclError, Instant)>,
@@ -325,6 +327,17 @@ impl Shared {
         self.lock().closing = true;
         self.changed.notify_all();
         self.watched.notify_all();
+    }
+
+    /// Announces the same, and that the communicator is aborted then.
+    pub(crate) fn leave(&self) {
+        self.lock().leaving = true;
+        self.close();
+    }
+
+    /// Whether the communicator ends without its peers, which may be gone.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.lock().leaving || self.group.health().is_err()
     }
 
     /// Reports that the thread has ended.

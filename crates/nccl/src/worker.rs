@@ -370,19 +370,18 @@ impl Worker {
                 first.begun = Some(Instant::now());
             }
             let call = first.outcome.call;
-            if first
-                .done
-                .has_happened()
-                .map_err(|error| error.during(call))?
-            {
+            let happened = first.done.has_happened();
+            let is_done = happened.map_err(|error| error.during(call))?;
+            // Even of a call that is done: its kernels also end if NCCL fails in the background.
+            self.comm
+                .is_settled("NCCL's work")
+                .map_err(|error| error.during(call))?;
+            if is_done {
                 self.land()?;
                 continue;
             }
             let waited = first.begun.map(|begun| begun.elapsed());
             self.shared.group.health()?;
-            self.comm
-                .is_settled("NCCL's work")
-                .map_err(|error| error.during(call))?;
             // There is no deadline until the data is ready: the call waits for the caller's own work.
             return match waited.filter(|waited| *waited > self.shared.limit()) {
                 Some(waited) => Err(deadline(&self.shared, &call.to_string(), waited)),
@@ -454,21 +453,25 @@ impl Worker {
         done.since(&start)
     }
 
-    /// Ends the communicator in order: peers may still be receiving.
+    /// Ends the communicator: in order, because peers may still be receiving, unless it leaves them.
     fn part(self) {
         let shared = self.shared;
-        let begun = shared.within("ncclCommFinalize", || self.comm.finalize());
-        let over = || settle(&shared, &self.comm, "ncclCommFinalize");
-        match begun.and_then(|()| over()) {
-            Ok(()) => {
-                if let Err(error) = shared.within("ncclCommDestroy", || self.comm.destroy()) {
-                    tracing::debug!("NCCL's communicator did not end: {error}");
-                }
-            }
-            Err(error) => {
-                tracing::debug!("NCCL's communicator is aborted at its end: {error}");
-                let _ = shared.within("ncclCommAbort", || self.comm.abort());
-            }
+        let in_order = || {
+            shared.within("ncclCommFinalize", || self.comm.finalize())?;
+            settle(&shared, &self.comm, "ncclCommFinalize")
+        };
+        let is_finalized = !shared.is_leaving()
+            && in_order()
+                .inspect_err(|error| {
+                    tracing::debug!("NCCL's communicator is aborted at its end: {error}");
+                })
+                .is_ok();
+        let ended = match is_finalized {
+            true => shared.within("ncclCommDestroy", || self.comm.destroy()),
+            false => shared.within("ncclCommAbort", || self.comm.abort()),
+        };
+        if let Err(error) = ended {
+            tracing::debug!("NCCL's communicator did not end: {error}");
         }
         let memory = (self.flying, self.rooms, self.outgrown, self.adder);
         let held = (memory, self.clock, self.timed, self.stream);

@@ -1,9 +1,9 @@
 //! Calls that fail: a rank that gives up, an error of NCCL's, a call that never ends, functions that never return.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use paceline_collective::{ProcessGroup, Tree};
+use paceline_collective::{GroupOptions, ProcessGroup, Tree};
 use paceline_fake_cuda::Library;
 
 use super::{Bench, PATIENCE, buffer, machine, on_ranks, options};
@@ -75,6 +75,50 @@ fn a_rank_that_gives_up_ends_the_calls_of_the_others() {
         );
         assert_eq!(error.culprit(), Some(2));
         assert!(matches!(error, NcclError::Group(_)));
+    }
+}
+
+#[test]
+fn the_ranks_that_are_left_join_anew_after_an_abort() {
+    // An orderly end would wait for the lost rank.
+    let faults = r#", "faults": [
+        {"call": "ncclCommFinalize", "does": "hang"},
+        {"call": "ncclCommDestroy", "does": "hang"}
+    ]"#;
+    for peer_death in ["error", "hang"] {
+        let library = machine(3, &format!(r#"{faults}, "peer_death": "{peer_death}""#));
+        let next = ProcessGroup::local(2, &GroupOptions::default()).unwrap();
+        let next = Mutex::new(next);
+        let sums = on_ranks(3, PATIENCE, |group| {
+            let device = group.rank();
+            let bench = Bench::new(&library, device);
+            let comm = Communicator::join(&group, device, &options(&library)).unwrap();
+            sum(&comm, &bench).wait().unwrap();
+            group.barrier().unwrap();
+            if device == 1 {
+                group.abort("it dies");
+                comm.abort().unwrap();
+                return 0.0;
+            }
+            let lost = sum(&comm, &bench).wait().unwrap_err();
+            assert_eq!(lost.culprit(), Some(1), "{lost}");
+            comm.abort().unwrap();
+            let next = {
+                let mut next = next.lock().unwrap();
+                let rank = usize::from(device == 2);
+                let at = next.iter().position(|group| group.rank() == rank);
+                next.swap_remove(at.unwrap())
+            };
+            let comm = Communicator::join(&next, device, &options(&library)).unwrap();
+            let room = bench.floats(&[1.0; 16]);
+            let call = comm.all_reduce(buffer(&room), Float::F32, Before::Now, LABEL);
+            call.wait().unwrap();
+            // Once the call is over on all ranks, they may part one by one.
+            next.barrier().unwrap();
+            comm.abort().unwrap();
+            bench.read(&room)[0]
+        });
+        assert_eq!(sums, [2.0, 0.0, 2.0], "{peer_death}");
     }
 }
 

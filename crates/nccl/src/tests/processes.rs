@@ -126,7 +126,7 @@ fn say(line: &str) {
 }
 
 /// The part of a rank: steps of a bucket on the device and a few numbers on the host, as in training, until something
-/// fails. True when this process is a rank.
+/// fails. After rank 1's death it joins the others in a new group and adds once more. True when this process is a rank.
 fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
     if std::env::var_os(ROLE).is_none() {
         return false;
@@ -142,15 +142,15 @@ fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
         grace: Duration::from_secs(2),
         ..NcclOptions::default()
     };
-    let device = device(group.rank());
-    let comm = match Communicator::join(&group, device, &options) {
+    let device_number = device(group.rank());
+    let comm = match Communicator::join(&group, device_number, &options) {
         Ok(comm) => comm,
         Err(error) => {
             say(&format!("cannot join: {error}"));
             return true;
         }
     };
-    let bench = Bench::at(&options.places, device);
+    let bench = Bench::at(&options.places, device_number);
     let rooms = [bench.floats(&[1.0; 64]), bench.floats(&[1.0; 64])];
     let mut before: Option<Ticket> = None;
     for step in 0.. {
@@ -163,15 +163,17 @@ fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
         // No rank waits for a bucket before the next step's: a missing rank is found on the host.
         let mut loss = [1.0_f32];
         let host = group.all_reduce(&mut loss, ReduceOp::Sum);
-        if let Some(Err(error)) = before.map(|before| before.wait()) {
-            say(&format!("culprit {:?}: {error}", error.culprit()));
-            return true;
-        }
-        if let Err(error) = host {
-            say(&format!(
-                "culprit {:?}: {error} (on the host)",
-                error.culprit()
-            ));
+        let device = before.map_or(Ok(()), |before| before.wait().map(drop));
+        let error = match (device, host) {
+            (Err(error), _) => Some((error.culprit(), error.to_string())),
+            (_, Err(error)) => Some((error.culprit(), format!("{error} (on the host)"))),
+            _ => None,
+        };
+        if let Some((culprit, error)) = error {
+            say(&format!("culprit {culprit:?}: {error}"));
+            if culprit == Some(1) {
+                say(&go_on(comm, &group, &bench, device_number, &options));
+            }
             return true;
         }
         if step == 0 {
@@ -182,6 +184,36 @@ fn played(timeout: Duration, device: impl Fn(usize) -> usize) -> bool {
         before = Some(bucket);
     }
     true
+}
+
+/// A sum of the ranks that are left when rank 1 has died, in words.
+fn go_on(
+    comm: Communicator,
+    group: &ProcessGroup,
+    bench: &Bench,
+    device: usize,
+    options: &NcclOptions,
+) -> String {
+    comm.abort().unwrap();
+    let env = group.env();
+    let env = WorkerEnv {
+        rank: env.rank - usize::from(env.rank > 1),
+        world: env.world - 1,
+        run_id: format!("{}-next", env.run_id),
+        ..env.clone()
+    };
+    let group = ProcessGroup::connect(env, &GroupOptions::default()).unwrap();
+    let comm = Communicator::join(&group, device, options).unwrap();
+    let room = bench.floats(&[1.0; 64]);
+    let label = Label {
+        bucket: Some(0),
+        step: 0,
+    };
+    let sum = comm.all_reduce(buffer(&room), Float::F32, Before::Context, label);
+    sum.wait().unwrap();
+    // Nobody leaves before all have the sum.
+    group.barrier().unwrap();
+    format!("goes on {}", bench.read(&room)[0])
 }
 
 #[test]
@@ -230,13 +262,13 @@ fn the_host_waits_where_nccl_copies_in_the_context() {
 }
 
 #[test]
-fn a_killed_rank_is_named_by_the_others() {
+fn a_killed_rank_is_named_by_the_others_and_they_go_on_without_it() {
     if played(PATIENCE, |rank| rank) {
         return;
     }
     for peer_death in ["error", "hang"] {
         let machine = format!(r#"{{"devices": 3, "peer_death": "{peer_death}"}}"#);
-        let test = "a_killed_rank_is_named_by_the_others";
+        let test = "a_killed_rank_is_named_by_the_others_and_they_go_on_without_it";
         let job = Job::start(test, 3, &machine, |_, _| {});
         for rank in 0..3 {
             assert_eq!(job.line(rank), "ready 3 0");
@@ -248,6 +280,9 @@ fn a_killed_rank_is_named_by_the_others() {
                 line.starts_with("culprit Some(1): ") && line.contains("died"),
                 "{peer_death}: {line}"
             );
+        }
+        for rank in [0, 2] {
+            assert_eq!(job.line(rank), "goes on 2", "{peer_death}");
         }
     }
 }
