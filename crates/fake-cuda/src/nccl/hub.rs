@@ -104,7 +104,12 @@ impl Hub {
         if hello.about != About::Hello || member.nonce != id.nonce {
             return Err("the identity is of another communicator".to_owned());
         }
-        let stream = stream.try_clone().map_err(|error| error.to_string())?;
+        let stream = stream.try_clone().and_then(|stream| {
+            // A message must not wait for the acknowledgement of the one before it.
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        });
+        let stream = stream.map_err(|error| error.to_string())?;
         let mut members = lock(&self.members);
         if members.values().any(|(other, _)| other.world != world)
             || rank >= world
