@@ -327,6 +327,7 @@ pub(crate) fn slice_shape<const D: usize>(len: usize) -> [usize; D] {
 }
 
 /// A parameter or its gradient, or a slice of either, row-major.
+#[derive(Clone)]
 pub(crate) enum Value {
     /// In ordinary memory.
     Host(Vec<f32>),
@@ -335,14 +336,28 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    fn len(&self) -> usize {
+    /// A copy in ordinary memory.
+    pub(crate) fn floats(&self) -> Vec<f32> {
+        match self {
+            Self::Host(values) => values.clone(),
+            Self::Device(values) => into_floats(values.to_data()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(values) => values.len(),
             Self::Device(values) => values.dims()[0],
         }
     }
 
-    fn tensor<const D: usize>(self, device: &Device, shape: Shape, dtype: DType) -> Tensor<D> {
+    /// On a device without autodiff.
+    pub(crate) fn tensor<const D: usize>(
+        self,
+        device: &Device,
+        shape: Shape,
+        dtype: DType,
+    ) -> Tensor<D> {
         match self {
             Self::Host(values) => {
                 Tensor::from_data(narrowed(values, shape, dtype), (device, dtype))
@@ -379,7 +394,7 @@ pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: Range<usize>) -> 
 pub(crate) fn sliced<M: Module>(
     model: M,
     ranges: &HashMap<ParamId, Range<usize>>,
-    values: HashMap<ParamId, (Vec<f32>, Shape)>,
+    values: HashMap<ParamId, (Value, Shape)>,
 ) -> M {
     model.map(&mut Slice { ranges, values })
 }
@@ -658,7 +673,7 @@ impl ModuleMapper for Replace {
 
 struct Slice<'a> {
     ranges: &'a HashMap<ParamId, Range<usize>>,
-    values: HashMap<ParamId, (Vec<f32>, Shape)>,
+    values: HashMap<ParamId, (Value, Shape)>,
 }
 
 /// The shape of `len` elements of a parameter of shape `whole`: that of a slice, unless they are all.
@@ -676,10 +691,10 @@ impl ModuleMapper for Slice<'_> {
         };
         let (id, tensor, mapper) = param.consume();
         if let Some((values, whole)) = self.values.remove(&id) {
-            let (device, dtype) = (tensor.device(), tensor.dtype());
-            let data = narrowed(values, shape_of::<D>(range.len(), whole), dtype);
-            let slice = Tensor::<D>::from_data(data, (&device, dtype));
-            return Param::from_mapped_value(id, slice.require_grad(), mapper);
+            let (device, dtype) = (tensor.device().inner(), tensor.dtype());
+            let slice = values.tensor(&device, shape_of::<D>(range.len(), whole), dtype);
+            let slice = Tensor::from_inner(slice).require_grad();
+            return Param::from_mapped_value(id, slice, mapper);
         }
         let slice = match range.len() == tensor.shape().num_elements() {
             true => tensor,

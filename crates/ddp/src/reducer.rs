@@ -100,7 +100,13 @@ pub(crate) trait Reducer: GradientSink {
     fn send_weights(&self, bucket: usize, own: &HashMap<usize, Value>) -> Result<(), DdpError>;
 
     /// A bucket's parameters from all ranks, by index.
-    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError>;
+    fn receive_weights(&self, bucket: usize) -> Result<Gathered, DdpError>;
+}
+
+/// A bucket's parameters, by index.
+pub(crate) struct Gathered {
+    pub(crate) values: Vec<(usize, Value)>,
+    pub(crate) timing: BucketTiming,
 }
 
 /// What communication hooks keep of a parameter from step to step.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use paceline_collective::OpTiming;
 use serde::Serialize;
 
 use crate::reducer::DeviceTicket;
@@ -58,6 +59,27 @@ pub struct BucketTiming {
 }
 
 impl BucketTiming {
+    /// A bucket in ordinary memory, complete at `ready` or when it was submitted.
+    pub(crate) fn on_host(
+        (bucket, bytes, operation): (usize, usize, &'static str),
+        ready: Option<Instant>,
+        done: OpTiming,
+        wait_start: Instant,
+    ) -> Self {
+        Self {
+            bucket,
+            bytes,
+            operation,
+            ready: ready.unwrap_or(done.submitted),
+            submitted: done.submitted,
+            started: done.started,
+            peers_ready: done.peers_ready,
+            finished: done.finished,
+            waited: (wait_start, Instant::now()),
+            device: None,
+        }
+    }
+
     /// A bucket that stays on its device: `started` and `finished` are those of the host until
     /// [`Timeline::settle`].
     pub(crate) fn on_device(
@@ -106,7 +128,7 @@ pub struct Timeline {
 impl Timeline {
     /// Waits for the device's work and replaces the host's times with the device's.
     pub fn settle(&mut self) {
-        for bucket in &mut self.buckets {
+        for bucket in self.buckets.iter_mut().chain(&mut self.gathers) {
             let late = bucket.device.take();
             if let Some((started, finished)) = late.and_then(|late| late.0.times()) {
                 bucket.started = started;

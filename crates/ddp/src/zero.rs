@@ -205,21 +205,22 @@ impl ZeroRedundancyOptimizer {
         let own = self.inner.step(rate, own, grads);
         let is_owned = |id| self.owned.contains_key(&id);
         let is_dealt = |id| sharded.is_some_and(|sharded| sharded.contains(id));
-        let is_on_host = |id| is_owned(id) && (self.reducer.is_on_host() || is_dealt(id));
-        let tensors = buffer::flat_parameters(&own, |id| is_owned(id) && !is_on_host(id));
-        let read = buffer::read_parameters(own, is_on_host)?;
-        let values = tensors
-            .into_iter()
-            .map(|(id, tensor)| (id, Value::Device(Box::new(tensor))));
-        let read = read
-            .into_iter()
-            .map(|(id, values)| (id, Value::Host(values)));
-        let mut updated: HashMap<ParamId, Value> = values.chain(read).collect();
+        let mut updated: HashMap<ParamId, Value> = match self.reducer.is_on_host() {
+            true => {
+                let read = buffer::read_parameters(own, is_owned)?.into_iter();
+                read.map(|(id, values)| (id, Value::Host(values))).collect()
+            }
+            false => {
+                let tensors = buffer::flat_parameters(&own, is_owned).into_iter();
+                let values = tensors.map(|(id, tensor)| (id, Value::Device(Box::new(tensor))));
+                values.collect()
+            }
+        };
         let ids = self.parameters.iter().map(|(id, _)| id).enumerate();
         let mut values = HashMap::new();
         for (index, id) in ids {
             match (updated.remove(id), sharded) {
-                (Some(Value::Host(own)), Some(sharded)) if is_dealt(*id) => {
+                (Some(own), Some(sharded)) if is_dealt(*id) => {
                     sharded.put_slice(index, own);
                 }
                 (Some(own), _) => drop(values.insert(index, own)),
@@ -236,7 +237,7 @@ impl ZeroRedundancyOptimizer {
             let Some(bucket) = next.checked_sub(IN_FLIGHT).filter(|at| *at >= first) else {
                 continue;
             };
-            let arrived = self.reducer.receive_weights(bucket)?.into_iter();
+            let arrived = self.reducer.receive_weights(bucket)?.values.into_iter();
             let arrived = arrived.map(|(index, value)| (self.parameters[index].0, value));
             model = buffer::write_parameters(model, arrived.collect());
         }

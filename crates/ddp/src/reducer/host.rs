@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use burn::tensor::Tensor;
-use paceline_collective::{AllGather, ProcessGroup, Ticket};
+use paceline_collective::{AllGather, Done, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks, Landed};
 use super::sent::{Half, Memory};
-use super::{Event, Finished, Kept, Means, Reducer, Setup, lock};
+use super::{Event, Finished, Gathered, Kept, Means, Reducer, Setup, lock};
 use crate::buffer::{self, Value};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
@@ -265,10 +266,14 @@ impl Reducer for HostReducer {
         Ok(())
     }
 
-    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
+    fn receive_weights(&self, bucket: usize) -> Result<Gathered, DdpError> {
         let sent = lock(&self.weights)[bucket].take();
         let Weights { ticket, half } = sent.expect("the bucket's weights were sent");
-        let values = ticket.wait()?.buffer;
+        let start = Instant::now();
+        let Done { buffer, timing } = ticket.wait()?;
+        let (values, bytes) = (buffer, self.plan.buckets[bucket].stride * size_of::<f32>());
+        let named = (bucket, bytes, "all_gather");
+        let timing = BucketTiming::on_host(named, None, timing, start);
         let segments = self.plan.buckets[bucket].segments.iter();
         let weights = segments.map(|Segment { index, offset, len }| {
             let weight = values[*offset..offset + len].to_vec();
@@ -280,7 +285,10 @@ impl Reducer for HostReducer {
             half,
         };
         lock(&self.blocks).give_back(bucket, memory);
-        Ok(weights)
+        Ok(Gathered {
+            values: weights,
+            timing,
+        })
     }
 }
 

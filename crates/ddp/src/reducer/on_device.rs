@@ -14,7 +14,10 @@ use std::time::Instant;
 use burn::tensor::{DType, Device, Tensor};
 use paceline_collective::Tree;
 
-use super::{Event, Finished, HostReducer, IN_FLIGHT, Means, Micro, Reducer, Setup, lock};
+use super::host::Tail;
+use super::{
+    Event, Finished, Gathered, HostReducer, IN_FLIGHT, Means, Micro, Reducer, Setup, lock,
+};
 use crate::buffer::Value;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -131,8 +134,8 @@ struct Live {
     ticket: Option<Arc<dyn DeviceTicket>>,
     /// This rank's slice of the sum, in memory of its own.
     own: Option<Tensor<1>>,
-    /// The updated weights on their way to all ranks, between two steps.
-    weights: Option<Box<dyn DeviceTicket>>,
+    /// Its parameters on their way to all ranks.
+    weights: Option<Arc<dyn DeviceTicket>>,
 }
 
 impl DeviceReducer {
@@ -462,19 +465,28 @@ impl Reducer for DeviceReducer {
         }
         let call = self.call(bucket, state.step);
         let values = self.device.computed(values);
-        state.live[bucket].weights = Some(self.device.all_gather(call, values)?);
+        state.live[bucket].weights = Some(self.device.all_gather(call, values)?.into());
         Ok(())
     }
 
-    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
+    fn receive_weights(&self, bucket: usize) -> Result<Gathered, DdpError> {
         let sent = lock(&self.state).live[bucket].weights.take();
-        let values = sent.expect("the bucket's weights were sent").result()?;
-        let segments = self.plan.buckets[bucket].segments.iter();
+        let sent = sent.expect("the bucket's weights were sent");
+        let asked = Instant::now();
+        let values = sent.result()?;
+        let layout = &self.plan.buckets[bucket];
+        let bytes = layout.stride * self.device.dtype().size();
+        let waited = (asked, Instant::now());
+        let timing = BucketTiming::on_device((bucket, bytes, "all_gather"), asked, waited, sent);
+        let segments = layout.segments.iter();
         let weights = segments.map(|segment| {
             let weight = cut(&values, segment.offset, segment.len);
             (segment.index, Value::Device(Box::new(weight)))
         });
-        Ok(weights.collect())
+        Ok(Gathered {
+            values: weights.collect(),
+            timing,
+        })
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {

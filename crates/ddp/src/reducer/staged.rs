@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Event, Finished, HostReducer, Kept, Reducer, Setup, lock};
+use super::{Event, Finished, Gathered, HostReducer, Kept, Reducer, Setup, lock};
 use crate::buffer::{self, Value};
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -183,7 +183,7 @@ impl Reducer for StagedReducer {
         self.host.send_weights(bucket, own)
     }
 
-    fn receive_weights(&self, bucket: usize) -> Result<Vec<(usize, Value)>, DdpError> {
+    fn receive_weights(&self, bucket: usize) -> Result<Gathered, DdpError> {
         self.host.receive_weights(bucket)
     }
 }

@@ -70,7 +70,7 @@ fn wave(at: usize) -> f32 {
     ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.3
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Walk {
     Host,
     Staged,

@@ -1,6 +1,7 @@
 //! Stage 3: the parameters of blocks are dealt to the ranks. A block gets whole ones when it runs, and drops them.
 //!
-//! Gathers have a process group of their own, because they cross the buckets that the backward pass sends.
+//! In ordinary memory gathers have a process group of their own, because they cross the buckets that the backward pass sends. On
+//! a device they are calls of the same communicator as the buckets, because all ranks submit both in one order, see [`rounds`].
 
 mod rounds;
 
@@ -8,18 +9,20 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-use paceline_collective::{AllGather, ProcessGroup, Ticket};
+use paceline_collective::{AllGather, Buffer, Done, ProcessGroup, Ticket};
 use paceline_nn::{BoxError, Supply};
 
 use super::Shares;
-use crate::buffer::{Entry, floats, narrowed};
+use crate::buffer::{Entry, Value, floats, narrowed};
 use crate::error::DdpError;
 use crate::placement::Placement;
 use crate::plan::BucketPlan;
-use crate::reducer::Reducer;
+use crate::reducer::{Gathered, Reducer};
+use crate::timeline::BucketTiming;
 use rounds::Walk;
 
 /// The ingredients of [`Sharded`].
@@ -47,7 +50,8 @@ pub(crate) struct Sharded {
     stages: Vec<Stage>,
     /// By id, index of the parameter.
     index: HashMap<ParamId, usize>,
-    slices: Mutex<HashMap<usize, Vec<f32>>>,
+    /// Where the reducer has its buckets.
+    slices: Mutex<HashMap<usize, Value>>,
     walk: Mutex<Walk>,
 }
 
@@ -127,11 +131,11 @@ impl Sharded {
     }
 
     /// Takes this rank's slices, by index of the parameter, for an optimizer's step.
-    pub(crate) fn take_slices(&self) -> HashMap<usize, Vec<f32>> {
+    pub(crate) fn take_slices(&self) -> HashMap<usize, Value> {
         std::mem::take(&mut *lock(&self.slices))
     }
 
-    pub(crate) fn put_slice(&self, index: usize, values: Vec<f32>) {
+    pub(crate) fn put_slice(&self, index: usize, values: Value) {
         lock(&self.slices).insert(index, values);
     }
 
@@ -151,13 +155,18 @@ impl Sharded {
     }
 
     /// Sends this rank's slices of a block.
-    fn send(&self, walk: &mut Walk, unit: &Unit) -> Result<Ticket<f32>, DdpError> {
+    fn send(&self, walk: &mut Walk, unit: &Unit) -> Result<Flight, DdpError> {
         let Setup {
             gathers,
             plan,
             shares,
+            reducer,
             ..
         } = &self.setup;
+        if !reducer.is_on_host() {
+            reducer.send_weights(unit.bucket, &lock(&self.slices))?;
+            return Ok(Flight::OnDevice);
+        }
         let layout = &plan.buckets[unit.bucket];
         let fitting = walk.free.iter().position(|b| b.len() >= layout.stride);
         let mut values = match fitting {
@@ -169,7 +178,7 @@ impl Sharded {
         };
         let slices = lock(&self.slices);
         for segment in &layout.segments {
-            if let Some(own) = slices.get(&segment.index) {
+            if let Some(Value::Host(own)) = slices.get(&segment.index) {
                 let range = shares.owned(plan, segment.index, gathers.rank());
                 let at = segment.offset + range.start;
                 values[at..at + own.len()].copy_from_slice(own);
@@ -180,7 +189,26 @@ impl Sharded {
             bucket: Some(unit.bucket as u32),
             step: walk.step,
         };
-        Ok(gathers.all_gather_async(values, call))
+        Ok(Flight::OnHost(gathers.all_gather_async(values, call)))
+    }
+
+    /// Waits for a block's gather.
+    fn land(&self, flight: Flight, unit: &Unit) -> Result<(Whole, BucketTiming), DdpError> {
+        let Setup { plan, reducer, .. } = &self.setup;
+        match flight {
+            Flight::OnHost(ticket) => {
+                let start = Instant::now();
+                let Done { buffer, timing } = ticket.wait()?;
+                let bytes = plan.buckets[unit.bucket].stride * size_of::<f32>();
+                let named = (unit.bucket, bytes, "all_gather");
+                let timing = BucketTiming::on_host(named, None, timing, start);
+                Ok((Whole::OnHost(buffer), timing))
+            }
+            Flight::OnDevice => {
+                let Gathered { values, timing } = reducer.receive_weights(unit.bucket)?;
+                Ok((Whole::OnDevice(values.into_iter().collect()), timing))
+            }
+        }
     }
 
     fn unit_of(&self, block: usize) -> Option<usize> {
@@ -194,12 +222,33 @@ impl Sharded {
         self.stages.iter().position(|stage| stage.number == number)
     }
 
-    /// The values of a block's parameters, of the bucket's memory.
-    fn values_of(&self, values: &[f32], index: usize) -> Vec<f32> {
-        let (bucket, position) = self.setup.plan.places[index];
-        let segment = &self.setup.plan.buckets[bucket].segments[position];
-        values[segment.offset..segment.offset + segment.len].to_vec()
+    /// A parameter of a block.
+    fn value_of(&self, whole: &Whole, index: usize) -> Value {
+        match whole {
+            Whole::OnHost(values) => {
+                let (bucket, position) = self.setup.plan.places[index];
+                let segment = &self.setup.plan.buckets[bucket].segments[position];
+                let place = segment.offset..segment.offset + segment.len;
+                Value::Host(values[place].to_vec())
+            }
+            Whole::OnDevice(values) => values[&index].clone(),
+        }
     }
+}
+
+/// A gather under way.
+enum Flight {
+    OnHost(Ticket<f32>),
+    /// The reducer has it.
+    OnDevice,
+}
+
+/// A block's parameters in whole.
+enum Whole {
+    /// The bucket's memory.
+    OnHost(Buffer<f32>),
+    /// By index.
+    OnDevice(HashMap<usize, Value>),
 }
 
 impl fmt::Debug for Sharded {
@@ -273,16 +322,16 @@ impl Placement for Sharded {
                 let (bucket, _) = self.setup.plan.places[*index];
                 let unit = self.blocks.len() - 1 - bucket;
                 let mut walk = lock(&self.walk);
-                let values = match walk.kept.take() {
-                    Some((kept, values)) if kept == unit => values,
+                let block = match walk.kept.take() {
+                    Some((kept, block)) if kept == unit => block,
                     kept => {
-                        walk.free.extend(kept.map(|(_, values)| values));
-                        let ticket = self.send(&mut walk, &self.blocks[unit])?;
-                        ticket.wait()?.buffer
+                        walk.put_back(kept.map(|(_, block)| block));
+                        let flight = self.send(&mut walk, &self.blocks[unit])?;
+                        self.land(flight, &self.blocks[unit])?.0
                     }
                 };
-                let whole = self.values_of(&values, *index);
-                walk.kept = Some((unit, values));
+                let whole = self.value_of(&block, *index).floats();
+                walk.kept = Some((unit, block));
                 let entry = &self.setup.parameters[*index];
                 narrowed(whole, entry.shape.clone().into(), entry.dtype)
             }
@@ -325,7 +374,7 @@ impl Sharded {
             parameters,
             ..
         } = &self.setup;
-        let own = lock(&self.slices).get(&index)?.clone();
+        let own = lock(&self.slices).get(&index)?.floats();
         let range = shares.owned(plan, index, group.rank());
         let shape = Shape::from([own.len()]);
         Some((range, narrowed(own, shape, parameters[index].dtype)))
@@ -337,12 +386,23 @@ impl Sharded {
             shares,
             plan,
             group,
+            reducer,
+            device,
             ..
         } = &self.setup;
         let own = shares.owned(plan, index, group.rank());
-        if !own.is_empty() {
-            self.put_slice(index, whole[own].to_vec());
+        if own.is_empty() {
+            return;
         }
+        let own = Value::Host(whole[own].to_vec());
+        let own = match reducer.is_on_host() {
+            true => own,
+            false => {
+                let shape = Shape::from([own.len()]);
+                Value::Device(Box::new(own.tensor(device, shape, DType::F32)))
+            }
+        };
+        self.put_slice(index, own);
     }
 }
 

@@ -47,18 +47,8 @@ impl Flight {
         let bytes = self.stride * self.sent.bytes_each();
         let wait_start = Instant::now();
         let (memory, done) = self.sent.wait(self.stride)?;
-        let timing = BucketTiming {
-            bucket: self.bucket,
-            bytes,
-            operation: self.operation,
-            ready: self.ready,
-            submitted: done.submitted,
-            started: done.started,
-            peers_ready: done.peers_ready,
-            finished: done.finished,
-            waited: (wait_start, Instant::now()),
-            device: None,
-        };
+        let named = (self.bucket, bytes, self.operation);
+        let timing = BucketTiming::on_host(named, Some(self.ready), done, wait_start);
         Ok((memory, timing))
     }
 }

@@ -4,6 +4,7 @@ use burn::optim::AdamWConfig;
 use paceline_nn::Block;
 
 use super::*;
+use crate::timeline::BucketTiming;
 use crate::zero::{ZeroRedundancyOptimizer, ZeroStage};
 
 /// Blocks with weights of more than one chunk, so that ranks share them.
@@ -59,7 +60,7 @@ fn train(case: Case) -> (String, Vec<Option<f64>>) {
             },
             ..options(SHARDS)
         };
-        let made = Ddp::with_reducer(group, Deep::new(&device), options, |_, setup| {
+        let made = Ddp::with_reducer(group, Deep::new(&device), options, move |_, setup| {
             case.walk.reducer(setup)
         });
         let (mut ddp, mut net) = made.expect("ranks agree");
@@ -87,12 +88,25 @@ fn train(case: Case) -> (String, Vec<Option<f64>>) {
             });
             let reduced = reduced.expect("a step");
             assert_eq!(reduced.unused, ["never.weight", "never.bias"]);
+            let gathers = &reduced.timeline.gathers;
+            let is_sharded = case.stage == Some(ZeroStage::Parameters);
+            assert_eq!(gathers.is_empty(), !is_sharded);
+            let is_on_device = |gather: &BucketTiming| gather.device.is_some();
+            assert!(gathers.iter().all(is_on_device) || case.walk != Walk::Device);
             norms.push(reduced.grad_norm);
             net = match &mut dealt {
                 Some(dealt) => dealt.step(0.01, net, reduced.grads).expect("a step"),
                 None => whole.step(0.01, net, reduced.grads),
             };
         }
+        // Some ranks have more to evaluate than others.
+        let passes = 0..ddp.group().rank() + 1;
+        let losses = ddp.evaluate(&net, |net| {
+            let losses = passes.map(|pass| net.loss(&[pass, 7]).into_scalar::<f32>());
+            losses.collect::<Vec<f32>>()
+        });
+        let losses = losses.expect("an evaluation");
+        assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
         ddp.synchronize().expect("nothing has failed");
         (ddp.sha256(&net).expect("whole tensors"), norms)
     };

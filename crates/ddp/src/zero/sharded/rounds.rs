@@ -9,19 +9,18 @@
 //! block computes. Before each round the ranks vote on its kind, forward if any rank wants it. A rank that has nothing to do
 //! in a round, or whose model skips a block, takes part without computing. The vote also tells whether a backward round is the
 //! last of the step: in that one, and in no other, buckets leave, at fixed positions. Ranks therefore never wait for each other
-//! in different places.
+//! in different places, and votes, gathers and buckets have one order on all ranks.
 //!
 //! In a pipeline a round goes through the blocks of one of the rank's stages. A rank that waits for a message of its own pipeline
 //! cannot vote, and its neighbours might wait for the vote's other voters. All replicas of a stage therefore run the plan of the
 //! one with the most micro-batches, on which they agree when a shard begins, and pass over what they lack in its place.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
-use burn::tensor::{DType, Tensor, TensorData};
-use paceline_collective::{AllGather, Buffer, Done, Ticket};
+use burn::tensor::{DType, Shape, Tensor};
+use paceline_collective::{AllGather, Buffer};
 
-use super::{Sharded, Stage, lock};
+use super::{Flight, Sharded, Stage, Whole, lock};
 use crate::error::DdpError;
 use crate::reducer::Event;
 use crate::timeline::BucketTiming;
@@ -39,14 +38,23 @@ pub(super) struct Walk {
     is_backward: bool,
     round: Option<Round>,
     /// Gathers under way, in the order of their positions.
-    flights: VecDeque<(usize, Ticket<f32>)>,
+    flights: VecDeque<(usize, Flight)>,
     timings: Vec<BucketTiming>,
     pub(super) free: Vec<Buffer<f32>>,
     /// Whether the ranks have voted, and whether the last backward round of all ranks is over.
     has_met: bool,
     has_ended: bool,
     /// A block in whole, for exports.
-    pub(super) kept: Option<(usize, Buffer<f32>)>,
+    pub(super) kept: Option<(usize, Whole)>,
+}
+
+impl Walk {
+    /// Keeps a block's memory for later ones.
+    pub(super) fn put_back(&mut self, block: Option<Whole>) {
+        if let Some(Whole::OnHost(values)) = block {
+            self.free.push(values);
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -242,6 +250,8 @@ impl Sharded {
                 at: 0,
                 is_last: !votes.iter().any(goes_on),
             });
+            // Before the round's first gather, on all ranks.
+            self.open_before(walk);
             if own.round() == Some((kind, stage)) {
                 break;
             }
@@ -273,32 +283,17 @@ impl Sharded {
     }
 
     /// Waits for the gather of the next position, gives its values to `take`, and sends the gather after it in the same memory.
-    fn arrive<R>(&self, walk: &mut Walk, take: impl FnOnce(&[f32]) -> R) -> Result<R, DdpError> {
+    fn arrive<R>(&self, walk: &mut Walk, take: impl FnOnce(&Whole) -> R) -> Result<R, DdpError> {
         let round = walk.round.expect("a round has begun");
         let at = round.at;
-        if round.is_last {
-            // The blocks of earlier positions are complete, and so are those of later stages.
-            self.open(self.blocks.len() - self.stages[round.stage].units.end + at);
-        }
+        self.open_before(walk);
         self.send_ahead(walk, at + 1)?;
-        let (position, ticket) = walk.flights.pop_front().expect("it was sent");
-        let start = Instant::now();
-        let Done { buffer, timing } = ticket.wait()?;
-        let bucket = self.blocks[self.unit_at(round, position)].bucket;
-        walk.timings.push(BucketTiming {
-            bucket,
-            bytes: self.setup.plan.buckets[bucket].stride * size_of::<f32>(),
-            operation: "all_gather",
-            ready: timing.submitted,
-            submitted: timing.submitted,
-            started: timing.started,
-            peers_ready: timing.peers_ready,
-            finished: timing.finished,
-            waited: (start, Instant::now()),
-            device: None,
-        });
-        let taken = take(&buffer);
-        walk.free.push(buffer);
+        let (position, flight) = walk.flights.pop_front().expect("it was sent");
+        let unit = &self.blocks[self.unit_at(round, position)];
+        let (block, timing) = self.land(flight, unit)?;
+        walk.timings.push(timing);
+        let taken = take(&block);
+        walk.put_back(Some(block));
         walk.round = Some(Round {
             at: at + 1,
             ..round
@@ -315,8 +310,8 @@ impl Sharded {
         let next = walk.flights.back().map_or(round.at, |(last, _)| last + 1);
         for position in next..end.min(self.stages[round.stage].units.len()) {
             let unit = self.unit_at(round, position);
-            let ticket = self.send(walk, &self.blocks[unit])?;
-            walk.flights.push_back((position, ticket));
+            let flight = self.send(walk, &self.blocks[unit])?;
+            walk.flights.push_back((position, flight));
         }
         Ok(())
     }
@@ -327,6 +322,14 @@ impl Sharded {
         match round.kind {
             Kind::Forward => units.start + position,
             Kind::Backward => units.end - 1 - position,
+        }
+    }
+
+    /// In the last round, lets the buckets before the next position leave: the blocks of earlier positions are complete, and so
+    /// are those of later stages.
+    fn open_before(&self, walk: &Walk) {
+        if let Some(round) = walk.round.filter(|round| round.is_last) {
+            self.open(self.blocks.len() - self.stages[round.stage].units.end + round.at);
         }
     }
 
@@ -361,13 +364,12 @@ impl Sharded {
             _ => {}
         }
         self.walk_to(&mut walk, position)?;
-        self.arrive(&mut walk, |values| {
+        self.arrive(&mut walk, |block| {
             let parameters = self.blocks[unit].parameters.iter();
             let tensors = parameters.map(|index| {
-                let values = self.values_of(values, *index);
-                let len = values.len();
-                let data = TensorData::new(values, [len]);
-                Tensor::from_data(data, (&self.setup.device, DType::F32))
+                let value = self.value_of(block, *index);
+                let shape = Shape::from([value.len()]);
+                value.tensor(&self.setup.device, shape, DType::F32)
             });
             tensors.collect()
         })
