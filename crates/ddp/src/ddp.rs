@@ -35,7 +35,7 @@ use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::record::{Recorder, ShardDigests};
-use crate::recovery::{Commits, Recovery};
+use crate::recovery::{self, Commits, Recovery};
 use crate::reducer::{DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer};
 use crate::scaler::GradScaler;
 use crate::sync_batch_norm::Ranks;
@@ -49,6 +49,9 @@ pub use parts::Pieces;
 pub use state::{DdpState, OwnTensor};
 pub use step::{BackwardPart, Reduced, ShardStep};
 use step::{blame, extra};
+
+/// Makes the reducer for a model on a device.
+type MakeReducer = Arc<dyn Fn(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError> + Send + Sync>;
 
 /// Data-parallel training of one model on one process group.
 ///
@@ -97,6 +100,7 @@ use step::{blame, extra};
 /// ```
 pub struct Ddp {
     group: ProcessGroup,
+    make: MakeReducer,
     tree: Arc<Tree>,
     plan: Arc<BucketPlan>,
     reducer: Arc<dyn Reducer>,
@@ -169,10 +173,11 @@ impl Ddp {
         options: DdpOptions,
     ) -> Result<(Self, M), DdpError> {
         let (backend, reduction) = (options.backend, options.reduction);
-        let make = |device: &Device, setup| reducer(backend, reduction, device, setup);
+        let make =
+            Arc::new(move |device: &Device, setup| reducer(backend, reduction, device, setup));
         let made = match group.is_joining() {
             true => Self::join(group, model, options, make),
-            false => Self::with_reducer(group, model, options, make),
+            false => Self::assemble(group, model, options, make, None),
         };
         let made = made.and_then(|(ddp, model)| {
             ddp.require_recoverable()?;
@@ -197,23 +202,34 @@ impl Ddp {
         group: ProcessGroup,
         model: M,
         options: DdpOptions,
-        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+        make: MakeReducer,
     ) -> Result<(Self, M), DdpError> {
-        let (group, mut handover) = Handover::receive(group, &options)?;
-        let made = Self::assemble(group, model, options, make, Some(&mut handover));
-        let (mut ddp, model) = made?;
-        ddp.take_over(handover)?;
-        Ok((ddp, model))
+        let mut pending = group;
+        loop {
+            let (group, mut handover) = Handover::receive(pending, &options)?;
+            let (given, settings) = (model.clone(), options.clone());
+            let seat = group.clone();
+            match Self::assemble(seat, given, settings, make.clone(), Some(&mut handover)) {
+                // Another rank is lost: the others come back to this one after their step.
+                Err(_) if recovery::is_lost(&group) => pending = group,
+                made => {
+                    let (mut ddp, model) = made?;
+                    ddp.take_over(handover)?;
+                    return Ok((ddp, model));
+                }
+            }
+        }
     }
 
     /// Like [`new`](Self::new), with the reducer that `make` returns for the model's device.
+    #[cfg(test)]
     pub(crate) fn with_reducer<M: Module>(
         group: ProcessGroup,
         model: M,
         options: DdpOptions,
-        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+        make: impl Fn(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError> + Send + Sync + 'static,
     ) -> Result<(Self, M), DdpError> {
-        Self::assemble(group, model, options, make, None)
+        Self::assemble(group, model, options, Arc::new(make), None)
     }
 
     /// With the weights of `handover`, or else with rank 0's.
@@ -221,7 +237,7 @@ impl Ddp {
         group: ProcessGroup,
         model: M,
         options: DdpOptions,
-        make: impl FnOnce(&Device, Setup) -> Result<Arc<dyn Reducer>, DdpError>,
+        make: MakeReducer,
         handover: Option<&mut Handover>,
     ) -> Result<(Self, M), DdpError> {
         group.set_phase(Phase::Starting, 0);
@@ -312,6 +328,7 @@ impl Ddp {
         )?;
         let fingerprinted: Vec<&Entry> = parameters.iter().collect();
         let ddp = Self {
+            make,
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
             tokens: Tokens::new(parameters.len(), &device),
             device_threads: (!buffer::is_host(&device)).then(DeviceThreads::watch),
@@ -375,8 +392,7 @@ impl Ddp {
             keeps_tail: self.is_live(),
             recorder: self.recorder.clone(),
         };
-        let (backend, reduction) = (self.options.backend, self.options.reduction);
-        let made = reducer(backend, reduction, &self.device, setup)?;
+        let made = (self.make)(&self.device, setup)?;
         Ok(self.replace_reducer(made))
     }
 
@@ -566,7 +582,7 @@ fn on_nccl(
     device: &Device,
     setup: &Setup,
 ) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
-    use paceline_nccl::{NcclError, NcclOptions};
+    use paceline_nccl::{NcclError, NcclOptions, Probe};
 
     use crate::cuda::{Cuda, ordinal};
     use crate::reducer::{NcclDevice, NcclGroup};
@@ -589,7 +605,15 @@ fn on_nccl(
         ordinal,
         reduction,
     };
-    match NcclGroup::join(setup, on, Cuda, &NcclOptions::default()) {
+    let options = NcclOptions {
+        // The first generation has tested each pair of devices, and later ones have no others.
+        probe: match setup.group.generation() {
+            0 => Probe::default(),
+            _ => Probe::Check,
+        },
+        ..NcclOptions::default()
+    };
+    match NcclGroup::join(setup, on, Cuda, &options) {
         Ok(group) => Ok(Some(Arc::new(DeviceReducer::new(
             setup.clone(),
             Arc::new(group),

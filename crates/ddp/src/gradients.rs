@@ -22,16 +22,16 @@ pub(crate) struct Whole<'a> {
     pub(crate) parts: Option<&'a Parts>,
 }
 
-/// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
+/// The 2-norm of all gradients, which on a device only this rank has.
 ///
 /// *Blocks*: on a device, until the gradients are computed. With slices or parts, until all ranks have sent the squares of
 /// theirs.
 ///
 /// *Numerics*: squares are added in chunks of a parameter, and then chunk by chunk in f64 in registration order, the same on
 /// every rank and for any number of ranks and parts. In host memory a chunk is added in f64 too, on a device it is added there in
-/// the type of the sums. Devices of different kinds could round differently, so all ranks use rank 0's norm.
-pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f64, DdpError> {
-    let squares = match &*means {
+/// the type of the sums.
+pub(crate) fn norm(means: &Means, whole: &Whole<'_>) -> Result<f64, DdpError> {
+    let squares = match means {
         Means::Host(values) => squares_on_host(values, whole),
         Means::Device(values) => squares_on_device(values, whole)?,
     };
@@ -39,22 +39,20 @@ pub(crate) fn clip(means: &mut Means, limit: f64, whole: &Whole<'_>) -> Result<f
         None => squares_of_all(&squares, whole),
         Some(shares) => squares_of_slices(&squares, shares, whole)?,
     };
-    let mut total = match whole.parts {
+    let total = match whole.parts {
         None => own.iter().sum(),
         Some(parts) => parts.sum_of_squares(&own)?,
     };
-    if matches!(means, Means::Device(_)) {
-        let mut first = [total];
-        whole.group.broadcast(&mut first, 0)?;
-        [total] = first;
-    }
-    let norm = f64::sqrt(total);
+    Ok(f64::sqrt(total))
+}
+
+/// Scales gradients of this 2-norm so that it is at most `limit`.
+pub(crate) fn clip(means: &mut Means, norm: f64, limit: f64) {
     // PyTorch's clip_grad_norm_ uses the same small constant against division by zero.
     let factor = (limit / (norm + 1e-6)) as f32;
     if factor < 1.0 {
         means.scale(factor);
     }
-    Ok(norm)
 }
 
 /// By parameter, the sum of squares of each chunk; `None` where this rank has no gradient.

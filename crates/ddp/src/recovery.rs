@@ -11,7 +11,8 @@
 //!
 //! 1. A rank executes operations one after another, in the order of submission, and takes part in none before it has the
 //!    results of all earlier ones (`collective/src/executor.rs`; a small operation that its caller begins early has nothing in
-//!    front of it).
+//!    front of it). Gradients that are summed on a device are no operations of the group: a rank waits for all of them before it
+//!    sends its tail (`reducer/on_device.rs`).
 //! 2. No rank has the result of an all-reduce, all-gather or barrier before all ranks have taken part: each needs a part of
 //!    every rank. (A broadcast's root needs nothing of the others, so no commit ends with one.)
 //! 3. So if a rank has the result of a commit's last operation, all ranks have the results of its earlier ones. A rank that
@@ -33,7 +34,7 @@
 //! weights, optimizer and position are those of one step. One of them hands its state over, and the new rank has completed the same
 //! commits from then on. A generation that forms after a loss has no new ranks, because the others may be within a step then.
 
-use paceline_collective::Error;
+use paceline_collective::{Error, ProcessGroup};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DdpError;
@@ -75,6 +76,11 @@ pub(crate) fn is_loss(error: &Error) -> bool {
             | Error::Aborted { .. }
             | Error::Revoked { .. }
     )
+}
+
+/// Whether a group has lost a rank without which the others can go on.
+pub(crate) fn is_lost(group: &ProcessGroup) -> bool {
+    group.health().is_err_and(|error| is_loss(&error))
 }
 
 /// Where a rank is in the program when a generation begins.

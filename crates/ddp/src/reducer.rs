@@ -37,7 +37,7 @@ mod on_device;
 mod sent;
 mod staged;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use blocks::IN_FLIGHT;
 pub(crate) use host::HostReducer;
@@ -84,6 +84,14 @@ pub(crate) trait Reducer: GradientSink {
 
     /// Waits for all calls of earlier steps and returns their result.
     fn synchronize(&self) -> Result<(), DdpError> {
+        Ok(())
+    }
+
+    /// Ends all calls on the device, so that the ranks that are left can begin others. A step that lacks only its tail can still
+    /// be [finished](Self::finish_with).
+    ///
+    /// *Errors*: the device cannot be used any more.
+    fn abort(&self) -> Result<(), DdpError> {
         Ok(())
     }
 

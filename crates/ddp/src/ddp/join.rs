@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use super::recover::settle;
 use super::{Ddp, DdpOptions, DdpState};
 use crate::error::DdpError;
-use crate::recovery::{self, Commits, Place, Recovery, Standing};
+use crate::recovery::{Commits, Place, Recovery, Standing, is_lost};
 use crate::verify::{self, Item};
 use crate::weights;
 
@@ -80,21 +80,28 @@ impl Ddp {
         if !std::mem::take(&mut self.is_invited) {
             return Ok(());
         }
-        let settled = self.regroup(Place::Between)?;
-        let settled = settled.map_err(DdpError::from)?.settlement;
-        drop(self.adopt()?);
-        if settled.giver != Some(self.group.rank()) || settled.new.is_empty() {
-            return Ok(());
-        }
-        let program = give(self)?;
-        for rank in settled.new {
-            match self.hand_over(model, &program, rank) {
-                // The next step finds out.
-                Err(_) if is_lost(&self.group) => break,
-                handed => handed?,
+        let mut give = Some(give);
+        let mut program = Vec::new();
+        loop {
+            let settled = self.regroup(Place::Between)?;
+            let settled = settled.map_err(DdpError::from)?.settlement;
+            if settled.giver == Some(self.group.rank()) && !settled.new.is_empty() {
+                if let Some(give) = give.take() {
+                    program = give(self)?;
+                }
+                for rank in settled.new {
+                    match self.hand_over(model, &program, rank) {
+                        // The next operation finds out.
+                        Err(_) if is_lost(&self.group) => break,
+                        handed => handed?,
+                    }
+                }
+            }
+            // New ranks take part in this only with the state.
+            if self.adopt()?.is_some() {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Whether this process has taken the place of a lost rank. Its state came from the others.
@@ -158,10 +165,6 @@ impl Ddp {
         self.group.declare_joined();
         Ok(())
     }
-}
-
-fn is_lost(group: &ProcessGroup) -> bool {
-    group.health().is_err_and(|error| recovery::is_loss(&error))
 }
 
 impl Handover {

@@ -101,7 +101,7 @@ pub struct DdpOptions {
     /// [`Ddp::with_recovery`](crate::Ddp::with_recovery). A program that calls [`Ddp::admit`](crate::Ddp::admit) has lost ranks
     /// replaced.
     ///
-    /// It works for models in ordinary memory that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
+    /// It works for models that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
     /// node and under a launcher with `--recovery live`. Otherwise a loss ends the step.
     pub recovery: Recovery,
     /// Takes a digest of each shard's gradient of each parameter, so that one rank can compute a step of the job again and find

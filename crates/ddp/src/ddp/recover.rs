@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::DType;
 use paceline_collective::{ProcessGroup, Tree};
 
 use super::{Ddp, Reduced};
-use crate::buffer;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::recovery::{self, Place, Recovery, Settlement, Standing};
@@ -127,11 +125,7 @@ impl Ddp {
             return Ok(());
         }
         let hook = self.options.comm_hook;
-        let what = if !buffer::is_host(&self.device) {
-            "a model on a GPU: the gradients of a step may not be computed yet when it returns"
-        } else if buffer::dtype_of_sums(&self.parameters) == DType::F64 {
-            "parameters in f64"
-        } else if hook != CommHook::None {
+        let what = if hook != CommHook::None {
             "a communication hook: what the lost rank has not sent yet is lost"
         } else if self.norms.is_some() {
             "SyncBatchNorm, which needs one shard on each rank"
@@ -153,15 +147,18 @@ impl Ddp {
             return Ok(Next::Fail);
         }
         let own = self.commits.completed;
-        let settled = match self.regroup(Place::Within)? {
-            Ok(settled) => settled,
-            Err(_) => return Ok(Next::Fail),
-        };
-        let reducer = self.adopt()?;
-        Ok(match settled.lent {
-            Some((completed, result)) if own < completed => Next::Borrow { result, reducer },
-            _ => Next::Repeat,
-        })
+        loop {
+            let Ok(settled) = self.regroup(Place::Within)? else {
+                return Ok(Next::Fail);
+            };
+            let Some(reducer) = self.adopt()? else {
+                continue;
+            };
+            return Ok(match settled.lent {
+                Some((completed, result)) if own < completed => Next::Borrow { result, reducer },
+                _ => Next::Repeat,
+            });
+        }
     }
 
     /// Goes on with the next generation of the group, or the one after it if ranks are lost meanwhile. The inner error says why
@@ -171,6 +168,8 @@ impl Ddp {
         place: Place,
     ) -> Result<Result<Settled, paceline_collective::Error>, DdpError> {
         loop {
+            // Later calls on the device wait for those that the lost rank has left there.
+            self.reducer.abort()?;
             match self.next_group() {
                 Ok(group) => self.group = group,
                 Err(error) => {
@@ -187,7 +186,7 @@ impl Ddp {
             match settle(&self.group, standing, &self.commits.result) {
                 Ok(settled) => return Ok(Ok(settled)),
                 // Another rank is lost.
-                Err(_) if self.group.health().is_err_and(|e| recovery::is_loss(&e)) => {}
+                Err(_) if recovery::is_lost(&self.group) => {}
                 Err(error) => {
                     self.group.abort(&error.to_string());
                     return Err(error);
@@ -207,8 +206,24 @@ impl Ddp {
         }
     }
 
-    /// Deals the shards and the memory of gradients anew, for the group's ranks. Returns the reducer until now.
-    pub(super) fn adopt(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
+    /// Deals the shards and the memory of gradients anew, for the group's ranks. Returns the reducer until now, or `None` if
+    /// another rank is lost meanwhile.
+    ///
+    /// *Blocks*: on a device, until all ranks have come.
+    pub(super) fn adopt(&mut self) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
+        match self.deal_anew() {
+            Ok(until_now) => Ok(Some(until_now)),
+            Err(_) if recovery::is_lost(&self.group) => Ok(None),
+            Err(error) => {
+                self.group.abort(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    fn deal_anew(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
+        #[cfg(test)]
+        recovery::faults::in_recovery(recovery::faults::Fault::DiesDealing, &self.group);
         let (shards, world) = (self.shard_count(), self.group.world());
         self.tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         if self.options.stop_on_signal {
@@ -237,7 +252,7 @@ pub(super) fn settle(
     result: &[u8],
 ) -> Result<Settled, DdpError> {
     #[cfg(test)]
-    recovery::faults::before_settling(group);
+    recovery::faults::in_recovery(recovery::faults::Fault::DiesSettling, group);
     let all = group.all_gather_bytes(&standing.encode())?;
     let all: Vec<Standing> = all.iter().map(|bytes| Standing::decode(bytes)).collect();
     let settlement = recovery::settle(&all)?;

@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device};
 use paceline_nn::{Pass, Recompute};
 
-use super::{Ddp, reducer};
+use super::Ddp;
 use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
@@ -58,10 +58,9 @@ impl Ddp {
             keeps_tail: false,
             recorder: self.recorder.clone(),
         };
-        let (backend, reduction) = (self.options.backend, self.options.reduction);
         let reducer = match self.reducer.dealt(&setup) {
             Some(dealt) => dealt,
-            None => reducer(backend, reduction, &self.device, setup)?,
+            None => (self.make)(&self.device, setup)?,
         };
         // The memory of the buckets until now serves the new ones.
         drop(self.replace_reducer(reducer.clone()));

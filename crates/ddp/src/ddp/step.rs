@@ -203,7 +203,8 @@ impl Ddp {
             self.fingerprint.choose(&self.group, model, step);
         }
         self.begin_round(model, step)?;
-        if buffer::is_host(&self.device) {
+        // Nothing may follow a step's last operation with live recovery, see `recovery`.
+        if buffer::is_host(&self.device) || self.is_live() {
             self.send_fingerprint()?;
         }
         let undone = self.undone;
@@ -373,7 +374,7 @@ impl Ddp {
     }
 
     fn collect<M: Module>(
-        &self,
+        &mut self,
         model: &M,
         start: &[Vec<f32>],
         mut timeline: Timeline,
@@ -411,14 +412,9 @@ impl Ddp {
             None => {}
         }
         let limit = self.options.clip_norm.filter(|_| !skipped);
-        let whole = Whole {
-            group: &self.group,
-            plan: &self.plan,
-            shares: self.shares.as_deref(),
-            parts: self.parts.as_ref(),
-        };
-        let grad_norm = limit.map(|limit| gradients::clip(&mut means, limit, &whole));
-        let grad_norm = grad_norm.transpose()?;
+        let grad_norm = limit
+            .map(|limit| self.clip(&mut means, limit))
+            .transpose()?;
         if let Some(parts) = &self.parts {
             parts.add(&mut extras)?;
         }
@@ -432,7 +428,7 @@ impl Ddp {
             sums: extras[extra::USER..].to_vec(),
             grad_norm,
             skipped,
-            scale: scaler.map_or(1.0, GradScaler::get_scale),
+            scale: self.scaler.as_ref().map_or(1.0, GradScaler::get_scale),
             unused,
             timeline,
         };
@@ -451,6 +447,32 @@ impl Ddp {
         }
         let is_bad = (skips && !loss.is_finite()) || !scaler::are_finite(means)?;
         self.any_rank(is_bad)
+    }
+
+    /// Scales gradients so that their common 2-norm is at most `limit`; returns the norm before.
+    fn clip(&mut self, means: &mut Means, limit: f64) -> Result<f64, DdpError> {
+        let mut norm = gradients::norm(
+            means,
+            &Whole {
+                group: &self.group,
+                plan: &self.plan,
+                shares: self.shares.as_deref(),
+                parts: self.parts.as_ref(),
+            },
+        )?;
+        if matches!(means, Means::Device(_)) {
+            // Devices of different kinds could round differently.
+            let own = norm.to_le_bytes();
+            let all = self.with_recovery(|ddp| {
+                let all = ddp.group.all_gather_bytes(&own).map_err(DdpError::from);
+                all.map(|all| all.concat())
+            })?;
+            norm = all
+                .first_chunk()
+                .map_or(norm, |first| f64::from_le_bytes(*first));
+        }
+        gradients::clip(means, norm, limit);
+        Ok(norm)
     }
 
     /// Whether any rank's slice or any part of the model shows it; where every rank has whole gradients they all see the same.

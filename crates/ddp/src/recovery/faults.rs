@@ -12,8 +12,10 @@ pub(crate) enum Fault {
     Dies { step: u64, bucket: usize },
     /// The result of the tail does not reach the rank, because of another rank. The others may have it.
     LosesTail { step: u64, culprit: usize },
-    /// The rank dies in its first recovery.
+    /// The rank dies in its first recovery, before the ranks settle which step holds.
     DiesSettling,
+    /// The same, before they deal their work anew.
+    DiesDealing,
 }
 
 thread_local! {
@@ -47,8 +49,9 @@ pub(crate) fn after_tail(group: &ProcessGroup) -> Result<(), DdpError> {
     }
 }
 
-pub(crate) fn before_settling(group: &ProcessGroup) {
-    if let (Some(Fault::DiesSettling), step) = FAULT.get() {
+pub(crate) fn in_recovery(moment: Fault, group: &ProcessGroup) {
+    let (fault, step) = FAULT.get();
+    if fault == Some(moment) {
         FAULT.set((None, step));
         group.abort("it dies");
     }

@@ -16,8 +16,10 @@ use paceline_rendezvous::token::Token;
 
 use super::faults::{self, Fault};
 use super::*;
-use crate::ddp::{Ddp, DdpOptions};
+use crate::ddp::{Ddp, DdpOptions, Reduction};
 use crate::plan::BucketCaps;
+use crate::reducer::tests::stand_in;
+use crate::reducer::{DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer};
 use crate::sampler::permutation;
 use crate::scaler::GradScaler;
 use crate::weights;
@@ -73,6 +75,31 @@ fn wave(at: usize) -> f32 {
 enum Wire {
     Local,
     Tcp,
+    /// Local, with the gradients on devices of NCCL's stand-in.
+    Nccl,
+    /// Local, with gradients that another thread reads from their device.
+    Staged,
+    /// Local, with sums in f64.
+    Double,
+}
+
+impl Wire {
+    fn reducer(self, setup: Setup, id: usize, dies: bool) -> Result<Arc<dyn Reducer>, DdpError> {
+        let device = Device::flex();
+        Ok(match self {
+            Self::Nccl => {
+                let group = stand_in::group(&setup, id, Reduction::Tree)?;
+                Arc::new(DeviceReducer::new(setup, Arc::new(group)))
+            }
+            Self::Double => {
+                let sums = InDouble::new(&setup, &device);
+                Arc::new(DeviceReducer::new(setup, Arc::new(sums)))
+            }
+            // Only the thread that computes has faults before a bucket.
+            Self::Staged if !dies => Arc::new(StagedReducer::new(setup)?),
+            _ => Arc::new(HostReducer::new(setup)),
+        })
+    }
 }
 
 /// Decides which ranks are in the next generation, as the job's launcher does.
@@ -125,8 +152,8 @@ impl Launcher {
         GroupOptions {
             timeout: Duration::from_secs(30),
             transport: match self.wire {
-                Wire::Local => Transport::Auto,
                 Wire::Tcp => Transport::Tcp,
+                _ => Transport::Auto,
             },
             ..GroupOptions::default()
         }
@@ -138,7 +165,7 @@ impl Launcher {
         let members = state.alive.clone();
         let world = members.len();
         state.seats = match self.wire {
-            Wire::Local => {
+            Wire::Local | Wire::Nccl | Wire::Staged | Wire::Double => {
                 let groups = ProcessGroup::local(world, &self.options()).expect("a local group");
                 members
                     .into_iter()
@@ -246,8 +273,17 @@ fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
     let shards = AtomicUsize::new(0);
     let run = || -> Result<String, DdpError> {
         let mut optimizer = AdamWConfig::new().init();
-        let (mut ddp, mut net) = Ddp::new(group, Net::new(&device), options)?;
+        let (wire, net) = (launcher.wire, Net::new(&device));
+        let dies = fault.is_some_and(|plan| matches!(plan.fault, Fault::Dies { .. }));
+        let (mut ddp, mut net) = match wire {
+            Wire::Local | Wire::Tcp => Ddp::new(group, net, options)?,
+            _ => Ddp::with_reducer(group, net, options, move |_, setup| {
+                wire.reducer(setup, id, dies)
+            })?,
+        };
         assert_eq!(ddp.bucket_count() + 1, BUCKETS);
+        // A loss before the first step ends the job.
+        ddp.group().barrier()?;
         let launcher = launcher.clone();
         ddp.successor = Some(Box::new(move |_| launcher.next(id)));
         for step in 0..STEPS {
@@ -283,8 +319,8 @@ fn outcomes(wire: Wire, plans: &[Plan], given_up: Option<usize>) -> Vec<Outcome>
 }
 
 /// The weights' hash without faults, on all ranks.
-fn undisturbed() -> String {
-    let mut all = outcomes(Wire::Local, &[], None);
+fn undisturbed(wire: Wire) -> String {
+    let mut all = outcomes(wire, &[], None);
     let hashes = all.iter_mut().map(|outcome| outcome.hash.take());
     let hashes: Vec<String> = hashes.map(|hash| hash.expect("nothing fails")).collect();
     assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
@@ -301,7 +337,7 @@ fn assert_survivors(outcomes: &[Outcome], lost: &[usize], hash: &str, case: &str
 
 #[test]
 fn survivors_end_with_the_same_bits_wherever_a_rank_dies() {
-    let hash = undisturbed();
+    let hash = undisturbed(Wire::Local);
     for wire in [Wire::Local, Wire::Tcp] {
         for rank in 0..WORLD {
             for (step, bucket) in (0..STEPS).flat_map(|s| (0..BUCKETS).map(move |b| (s, b))) {
@@ -315,7 +351,7 @@ fn survivors_end_with_the_same_bits_wherever_a_rank_dies() {
 
 #[test]
 fn a_rank_that_lacks_the_tail_of_a_step_borrows_it_or_all_repeat_the_step() {
-    let hash = undisturbed();
+    let hash = undisturbed(Wire::Local);
     let shards_of = |world, rank| {
         let tree = Tree::split(SHARDS, world).expect("enough shards");
         tree.range(rank).len()
@@ -341,7 +377,7 @@ fn a_rank_that_lacks_the_tail_of_a_step_borrows_it_or_all_repeat_the_step() {
 
 #[test]
 fn a_second_rank_may_be_lost_while_the_next_generation_forms() {
-    let hash = undisturbed();
+    let hash = undisturbed(Wire::Local);
     for wire in [Wire::Local, Wire::Tcp] {
         for (first, second) in [(0, 1), (3, 0), (2, 3)] {
             let fault = Fault::Dies { step: 1, bucket: 1 };
@@ -360,8 +396,39 @@ fn a_second_rank_may_be_lost_while_the_next_generation_forms() {
 }
 
 #[test]
+fn gradients_that_are_not_in_ordinary_memory_survive_too() {
+    let _devices = stand_in::devices();
+    let places = (0..STEPS).flat_map(|s| (0..BUCKETS).map(move |b| (s, b)));
+    let places: Vec<(u64, usize)> = places.collect();
+    for wire in [Wire::Nccl, Wire::Staged, Wire::Double] {
+        let hash = undisturbed(wire);
+        for (turn, (step, bucket)) in places.iter().copied().enumerate() {
+            let rank = turn % WORLD;
+            let fault = Fault::Dies { step, bucket };
+            let outcomes = outcomes(wire, &[Plan { rank, fault }], None);
+            assert_survivors(&outcomes, &[rank], &hash, &format!("{wire:?} {fault:?}"));
+        }
+        for (rank, culprit) in [(0, 3), (3, 0), (1, 2)] {
+            // The thread that reads gradients does not tell this one the step.
+            let step = u64::from(wire != Wire::Staged);
+            let fault = Fault::LosesTail { step, culprit };
+            let outcomes = outcomes(wire, &[Plan { rank, fault }], Some(culprit));
+            let case = format!("{wire:?} {rank} {fault:?}");
+            assert_survivors(&outcomes, &[culprit], &hash, &case);
+        }
+        for second in [Fault::DiesSettling, Fault::DiesDealing] {
+            let first = Fault::Dies { step: 1, bucket: 1 };
+            let plans = [(2, first), (3, second)];
+            let plans = plans.map(|(rank, fault)| Plan { rank, fault });
+            let outcomes = outcomes(wire, &plans, None);
+            assert_survivors(&outcomes, &[2, 3], &hash, &format!("{wire:?} {second:?}"));
+        }
+    }
+}
+
+#[test]
 fn any_ranks_may_be_lost_anywhere() {
-    let hash = undisturbed();
+    let hash = undisturbed(Wire::Local);
     // The places where a rank dies; the last bucket stands for a death during its first recovery.
     let places = BUCKETS + 1;
     for seed in 0..150 {
@@ -390,7 +457,7 @@ fn any_ranks_may_be_lost_anywhere() {
 
 #[test]
 fn the_last_rank_goes_on_alone() {
-    let hash = undisturbed();
+    let hash = undisturbed(Wire::Local);
     let plans = [0, 1, 3].map(|rank| Plan {
         rank,
         fault: Fault::Dies {

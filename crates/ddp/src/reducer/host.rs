@@ -66,7 +66,7 @@ pub(super) struct Tail {
     /// `None` if another rank lent the bucket.
     pub(super) timing: Option<BucketTiming>,
     /// All of it, if it is kept.
-    values: Vec<f32>,
+    pub(super) values: Vec<f32>,
 }
 
 impl HostReducer {
@@ -122,6 +122,18 @@ impl HostReducer {
         let tail = self.tail(&landed, Some(timing));
         self.give_back(at, landed);
         Ok(tail)
+    }
+
+    /// The tail bucket as another rank has it; `None` if its length is wrong.
+    pub(super) fn lent_tail(&self, values: Vec<f32>) -> Option<Tail> {
+        let is_whole = values.len() == self.plan.buckets[self.plan.tail()].stride;
+        is_whole.then(|| self.tail(&Landed::Slice(values, 0), None))
+    }
+
+    /// Loses the rank here, in tests that plan it.
+    #[cfg(test)]
+    pub(super) fn before_send(&self, step: u64, bucket: usize) {
+        crate::recovery::faults::before_send(step, bucket, &self.group);
     }
 
     fn tail(&self, landed: &Landed, timing: Option<BucketTiming>) -> Tail {
@@ -233,8 +245,8 @@ impl Reducer for HostReducer {
 
     fn finish_with(&self, tail: Vec<f32>) -> Option<Finished> {
         let gradients = lock(&self.unfinished).take()?;
-        let is_whole = tail.len() == self.plan.buckets[self.plan.tail()].stride;
-        is_whole.then(|| gradients.finished(self.tail(&Landed::Slice(tail, 0), None)))
+        let tail = self.lent_tail(tail)?;
+        Some(gradients.finished(tail))
     }
 
     fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {

@@ -17,8 +17,7 @@ use crate::error::DdpError;
 
 /// The ranks' tensors as NCCL reaches them.
 pub(crate) struct NcclGroup<M> {
-    /// `None` with a single rank.
-    communicator: Option<Communicator>,
+    link: Mutex<Link>,
     memory: M,
     tree: Arc<Tree>,
     rank: usize,
@@ -27,6 +26,15 @@ pub(crate) struct NcclGroup<M> {
     device: Device,
     /// Calls that may still be running.
     open: Mutex<Vec<Ticket>>,
+}
+
+/// This rank's connection to the others.
+enum Link {
+    /// There are no others.
+    Alone,
+    Joined(Communicator),
+    /// It has been aborted.
+    Ended,
 }
 
 /// How NCCL reaches tensors of one kind of device.
@@ -72,12 +80,12 @@ impl<M: NcclMemory> NcclGroup<M> {
                 "NCCL sums in tree order in f32 only: a communication hook needs reduction ring",
             ));
         }
-        let communicator = match group.world() {
-            1 => None,
-            _ => Some(Communicator::join(group, on.ordinal, options)?),
+        let link = match group.world() {
+            1 => Link::Alone,
+            _ => Link::Joined(Communicator::join(group, on.ordinal, options)?),
         };
         Ok(Self {
-            communicator,
+            link: Mutex::new(link),
             memory,
             tree: setup.tree.clone(),
             rank: group.rank(),
@@ -108,13 +116,18 @@ impl<M: NcclMemory> NcclGroup<M> {
         part: Range<usize>,
         call: impl FnOnce(&Communicator, DeviceBuffer, Before) -> Ticket,
     ) -> Result<Box<dyn DeviceTicket>, DdpError> {
-        let Some(communicator) = &self.communicator else {
-            let back: Back = Box::new(|_| Ok(tensor));
-            return Ok(Box::new(Sent {
-                ticket: None,
-                part,
-                back: Mutex::new(Some(back)),
-            }));
+        let link = lock(&self.link);
+        let communicator = match &*link {
+            Link::Joined(communicator) => communicator,
+            Link::Alone => {
+                let back: Back = Box::new(|_| Ok(tensor));
+                return Ok(Box::new(Sent {
+                    ticket: None,
+                    part,
+                    back: Mutex::new(Some(back)),
+                }));
+            }
+            Link::Ended => return Err(DdpError::Backend("NCCL's communicator has been aborted")),
         };
         let lent = self
             .memory
@@ -158,7 +171,7 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
         let len = blocks.first().map_or(0, |block| block.dims()[0]);
         let (part, label) = (call.part(self.rank, len), label(&call));
         let (float, sum) = match self.hook {
-            _ if self.communicator.is_none() => (Float::F32, self.whole(blocks)),
+            _ if matches!(*lock(&self.link), Link::Alone) => (Float::F32, self.whole(blocks)),
             CommHook::Bf16Compress => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
             CommHook::Fp16Compress => (Float::F16, self.whole(blocks).cast(DType::F16)),
             _ => (Float::F32, self.whole(blocks)),
@@ -201,6 +214,14 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
             ticket.wait()?;
         }
         Ok(())
+    }
+
+    fn abort(&self) -> Result<(), DdpError> {
+        let mut link = lock(&self.link);
+        match std::mem::replace(&mut *link, Link::Ended) {
+            Link::Joined(communicator) => Ok(communicator.abort()?),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -61,6 +61,11 @@ pub(crate) trait DeviceGroup: Send + Sync {
     ///
     /// *Errors*: the first failure.
     fn synchronize(&self) -> Result<(), DdpError>;
+
+    /// Ends all calls. Results of earlier ones stay; later ones fail.
+    ///
+    /// *Errors*: the device cannot be used any more.
+    fn abort(&self) -> Result<(), DdpError>;
 }
 
 /// One bucket's collective.
@@ -98,6 +103,8 @@ pub(crate) struct DeviceReducer {
     tree: Arc<Tree>,
     shares: Option<Arc<Shares>>,
     rank: usize,
+    /// Whether this rank sends its tail only when it has all gradients.
+    keeps_tail: bool,
     /// The tail bucket, in host memory.
     tail: HostReducer,
     state: Mutex<State>,
@@ -117,6 +124,8 @@ struct State {
     next: usize,
     /// Buckets that may be launched, see [`Event::Open`]; `None` if all may as soon as they are complete.
     open: Option<usize>,
+    /// Whether all gradients of the step have come, and only its tail may lack.
+    has_gradients: bool,
     error: Option<DdpError>,
 }
 
@@ -156,6 +165,7 @@ impl DeviceReducer {
             tree: setup.tree.clone(),
             shares: setup.shares.clone(),
             rank: setup.group.rank(),
+            keeps_tail: setup.keeps_tail,
             tail: HostReducer::of_tail(setup),
         }
     }
@@ -166,6 +176,7 @@ impl DeviceReducer {
         state.next = 0;
         state.open = state.open.map(|_| 0);
         state.is_last_shard = false;
+        state.has_gradients = false;
         state.error = None;
         for live in &mut state.live {
             *live = Live::default();
@@ -222,6 +233,10 @@ impl DeviceReducer {
         let mut state = lock(&self.state);
         for bucket in 0..self.plan.tail() {
             self.merge(&mut state, bucket);
+        }
+        if self.keeps_tail && state.is_last_shard && state.error.is_none() {
+            state.error = self.device.synchronize().err();
+            state.has_gradients = state.error.is_none();
         }
         let used = state.used.iter().enumerate();
         let used = used.filter(|(_, used)| **used).map(|(at, _)| at);
@@ -282,6 +297,25 @@ impl DeviceReducer {
             }
         }
         Ok(means)
+    }
+
+    /// The step's result, once its tail has come.
+    fn finished(&self, mut tail: Tail) -> Result<Finished, DdpError> {
+        let flags = tail.extras.split_off(self.sums());
+        let mut timings = Vec::with_capacity(self.plan.buckets.len());
+        let means = self.means(&flags, tail.weight, &mut timings)?;
+        timings.extend(tail.timing);
+        Ok(Finished {
+            means: Means::Device(means),
+            used: flags
+                .iter()
+                .map(|flag| *flag > 0.0 && tail.weight != 0.0)
+                .collect(),
+            statistics: tail.statistics,
+            extras: tail.extras,
+            timings,
+            tail: tail.values,
+        })
     }
 
     /// Packs the gradients of one backward pass into a block and adds it to the blocks of earlier passes.
@@ -359,6 +393,8 @@ impl DeviceReducer {
             if live.ready.is_none() {
                 return;
             }
+            #[cfg(test)]
+            self.tail.before_send(state.step, bucket);
             let call = self.call(bucket, state.step);
             match self.device.reduce(call, std::mem::take(&mut live.stack)) {
                 Ok(ticket) => live.ticket = Some(ticket.into()),
@@ -424,22 +460,14 @@ impl Reducer for DeviceReducer {
         if let Some(error) = &lock(&self.state).error {
             return Err(error.clone());
         }
-        let mut tail = self.tail.finish_tail()?;
-        let flags = tail.extras.split_off(self.sums());
-        let mut timings = Vec::with_capacity(self.plan.buckets.len());
-        let means = self.means(&flags, tail.weight, &mut timings)?;
-        timings.extend(tail.timing);
-        Ok(Finished {
-            means: Means::Device(means),
-            used: flags
-                .iter()
-                .map(|flag| *flag > 0.0 && tail.weight != 0.0)
-                .collect(),
-            statistics: tail.statistics,
-            extras: tail.extras,
-            timings,
-            tail: Vec::new(),
-        })
+        let tail = self.tail.finish_tail()?;
+        self.finished(tail)
+    }
+
+    fn finish_with(&self, tail: Vec<f32>) -> Option<Finished> {
+        let has_gradients = lock(&self.state).has_gradients;
+        let tail = self.tail.lent_tail(tail).filter(|_| has_gradients)?;
+        self.finished(tail).ok()
     }
 
     fn is_on_host(&self) -> bool {
@@ -491,6 +519,10 @@ impl Reducer for DeviceReducer {
 
     fn synchronize(&self) -> Result<(), DdpError> {
         self.device.synchronize()
+    }
+
+    fn abort(&self) -> Result<(), DdpError> {
+        self.device.abort()
     }
 }
 

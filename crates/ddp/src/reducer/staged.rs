@@ -175,6 +175,10 @@ impl Reducer for StagedReducer {
         self.host.finish()
     }
 
+    fn finish_with(&self, tail: Vec<f32>) -> Option<Finished> {
+        self.host.finish_with(tail)
+    }
+
     fn kept(&self, kept: Kept, index: usize, with: &mut dyn FnMut(&mut [f32])) {
         self.host.kept(kept, index, with);
     }

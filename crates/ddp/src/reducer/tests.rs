@@ -1,7 +1,7 @@
 //! The three reducers give the same bytes; tested on Flex, where all of them run, that of NCCL on the stand-in.
 
 mod dealt;
-mod stand_in;
+pub(crate) mod stand_in;
 
 use std::time::Duration;
 
@@ -83,7 +83,8 @@ impl Walk {
             Self::Host => Arc::new(HostReducer::new(setup)),
             Self::Staged => Arc::new(StagedReducer::new(setup)?),
             Self::Device => {
-                let group = stand_in::group(&setup, Reduction::Tree)?;
+                let device = setup.group.rank();
+                let group = stand_in::group(&setup, device, Reduction::Tree)?;
                 Arc::new(DeviceReducer::new(setup, Arc::new(group)))
             }
         })
@@ -129,6 +130,10 @@ impl DeviceGroup for Failing {
     fn synchronize(&self) -> Result<(), DdpError> {
         self.group.synchronize()
     }
+
+    fn abort(&self) -> Result<(), DdpError> {
+        self.group.abort()
+    }
 }
 
 fn options(shards: usize) -> DdpOptions {
@@ -162,9 +167,7 @@ fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
 
 /// Runs `world` ranks as threads and returns their results.
 fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
-    // One job at a time: a device's wait for a call holds up all its streams, so two jobs would wait for each other.
-    static DEVICES: Mutex<()> = Mutex::new(());
-    let _devices = lock(&DEVICES);
+    let _devices = stand_in::devices();
     let options = GroupOptions {
         timeout: Duration::from_secs(20),
         ..GroupOptions::default()
@@ -177,9 +180,12 @@ fn on_ranks<R: Send>(world: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> V
 fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
     let rank = |group: ProcessGroup| {
         let device = Device::flex().autodiff();
-        let made = Ddp::with_reducer(group, Net::new(&device), options(shards), |_, setup| {
-            walk.reducer(setup)
-        });
+        let made = Ddp::with_reducer(
+            group,
+            Net::new(&device),
+            options(shards),
+            move |_, setup| walk.reducer(setup),
+        );
         let (mut ddp, mut net) = made.expect("ranks agree");
         let mut optimizer = SgdConfig::new().init();
         let mut seen = Vec::new();
@@ -229,7 +235,7 @@ fn halves_on_the_wire_are_near_and_the_same_on_all_ranks_and_ways() {
                 comm_hook,
                 ..options(4)
             };
-            let made = Ddp::with_reducer(group, Net::new(&device), options, |_, setup| {
+            let made = Ddp::with_reducer(group, Net::new(&device), options, move |_, setup| {
                 walk.reducer(setup)
             });
             let (mut ddp, net) = made.expect("ranks agree");
@@ -275,7 +281,7 @@ fn one_shard_and_one_micro_batch_are_passed_on_untouched() {
         let group = ProcessGroup::local(1, &GroupOptions::default())
             .expect("a group")
             .remove(0);
-        let made = Ddp::with_reducer(group, Net::new(&device), options(1), |_, setup| {
+        let made = Ddp::with_reducer(group, Net::new(&device), options(1), move |_, setup| {
             walk.reducer(setup)
         });
         let (mut ddp, net) = made.expect("ranks agree");
@@ -308,11 +314,11 @@ fn a_device_that_fails_is_named_by_its_rank_and_told_to_the_others_at_once() {
     let errors = on_ranks(2, |group| {
         let device = Device::flex().autodiff();
         let rank = group.rank();
-        let made = Ddp::with_reducer(group, Net::new(&device), options(2), |_, setup| {
+        let made = Ddp::with_reducer(group, Net::new(&device), options(2), move |_, setup| {
             let failing = Failing {
                 device: Device::flex(),
                 from: if rank == 1 { 2 } else { usize::MAX },
-                group: stand_in::group(&setup, Reduction::Tree)?,
+                group: stand_in::group(&setup, rank, Reduction::Tree)?,
             };
             Ok(Arc::new(DeviceReducer::new(setup, Arc::new(failing))))
         });

@@ -130,14 +130,13 @@ fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Con
     Ok(())
 }
 
-/// The setting because of which lost ranks cannot be recovered live: that needs the whole state in every rank's memory.
+/// The setting because of which lost ranks cannot be recovered live: that needs the whole state on every rank.
 pub(super) fn not_live(settings: &Settings) -> Option<&'static str> {
     let others = [
         ("zero", settings.word("zero") != Some("0")),
         ("tp", settings.count("tp").is_some()),
         ("pp", settings.count("pp").is_some_and(|stages| stages > 1)),
         ("comm_hook", settings.word("comm_hook") != Some(NONE)),
-        ("device", kind(settings) != Some(DeviceKind::Cpu)),
         ("strategy", settings.word("strategy") != Some("ddp")),
     ];
     let other = others.into_iter().find(|(_, is_set)| *is_set);

@@ -161,6 +161,10 @@ pub(super) fn recovery(settings: &mut Settings, job: Option<JobShape>, ranks: Op
             ("restart", "as the launcher".to_owned())
         }
         None if is_of_run => return,
+        None if kind(settings) != Some(DeviceKind::Cpu) => {
+            let device = &settings.need("device").value;
+            ("restart", format!("live costs time with --device {device}"))
+        }
         None => ("live", "replicas on the CPU".to_owned()),
     };
     settings.choose("recovery", how, &format!("auto: {why}"));

@@ -117,7 +117,7 @@ impl Blocks {
         let end = self.live.len().min(self.open.unwrap_or(usize::MAX));
         while self.failed.is_none() && self.next < end && self.live[self.next].sealed {
             #[cfg(test)]
-            crate::recovery::faults::before_send(self.step, self.next, &self.group);
+            crate::recovery::faults::before_send(self.step, self.first + self.next, &self.group);
             if self.is_compressed(self.next) {
                 let sent = self.compressor.as_mut().map(|all| all.send(self.next));
                 self.failed = sent.and_then(|sent| sent.err().map(DdpError::from));

@@ -1,6 +1,6 @@
 //! NCCL's stand-in for tensors in ordinary memory: a call works on a copy in the memory of a simulated device.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_fake_cuda::{Library, Room};
@@ -8,7 +8,7 @@ use paceline_nccl::{Before, DeviceBuffer, NcclOptions, Places, Probe};
 
 use crate::ddp::Reduction;
 use crate::error::DdpError;
-use crate::reducer::{Lent, NcclDevice, NcclGroup, NcclMemory, Setup};
+use crate::reducer::{Lent, NcclDevice, NcclGroup, NcclMemory, Setup, lock};
 
 /// A machine with a device for each rank of any test.
 static LIBRARY: LazyLock<Arc<Library>> = LazyLock::new(|| {
@@ -17,14 +17,23 @@ static LIBRARY: LazyLock<Arc<Library>> = LazyLock::new(|| {
     Arc::new(library)
 });
 
+/// The devices, for one job at a time: a device's wait for a call holds up all its streams, so two jobs would wait for each other.
+pub(crate) fn devices() -> MutexGuard<'static, ()> {
+    static DEVICES: Mutex<()> = Mutex::new(());
+    lock(&DEVICES)
+}
+
 /// The device of a rank.
-pub(super) struct StandIn {
+pub(crate) struct StandIn {
     ordinal: usize,
 }
 
-/// NCCL's collectives between the ranks of `setup`.
-pub(super) fn group(setup: &Setup, reduction: Reduction) -> Result<NcclGroup<StandIn>, DdpError> {
-    let ordinal = setup.group.rank();
+/// NCCL's collectives between the ranks of `setup`, with the device of this number.
+pub(crate) fn group(
+    setup: &Setup,
+    ordinal: usize,
+    reduction: Reduction,
+) -> Result<NcclGroup<StandIn>, DdpError> {
     let options = NcclOptions {
         probe: Probe::None,
         places: Places {

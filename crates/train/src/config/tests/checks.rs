@@ -52,7 +52,8 @@ fn lost_ranks_are_recovered_live_where_they_can_be() {
     let hook = [("comm_hook", "bf16")];
     check(&hook, None, "restart", "not live with --comm-hook bf16");
     let gpus = [("device", "cuda")];
-    check(&gpus, None, "restart", "not live with --device cuda");
+    check(&gpus, None, "restart", "live costs time with --device cuda");
+    assert!(with_flags(&[("device", "cuda"), ("recovery", "live")]).is_ok());
     refused(
         &[("recovery", "live"), ("zero", "1")],
         "`recovery` is live (flag --recovery), which does not go with zero 1 (flag --zero)\n\
