@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs programs that were built with CUDA on a machine without a GPU, with the stand-in for NVIDIA's driver and NCCL. Burn compiles its
+# Runs programs that were built with CUDA on a machine without a GPU, with the stand-in for NVIDIA's driver and NCCL: three models, and a
+# language model in each layout and without a rank that is lost. Burn compiles its
 # kernels, which then do nothing; everything around them happens as on a device. It reports failures on that path. The computed
 # numbers are meaningless.
 #
@@ -75,10 +76,43 @@ part() {
     printf '%-7s %3d s  %s\n' "$words" $((SECONDS - begun)) "$name"
 }
 
+# layout NAME RANKS WORD...: twelve steps of a language model on so many ranks, by a command that these words follow.
+layout() {
+    local name=$1 ranks=$2 list=$device more begun=$SECONDS words=ok
+    shift 2
+    for ((more = 1; more < ranks; more++)); do list+=",$device"; done
+    export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
+    # The job may end because of its numbers.
+    if ! timeout 120 "$@" --run-dir "$work/run" >"$work/out" 2>&1 &&
+        ! grep -rqE 'weights differ between ranks|NaN|infinite|not finite' "$work/out" "$work/log" ||
+        grep -rqE "thread 'DS[UD]-" "$work/out" "$work/log"; then
+        words=FAILED
+        failed=1
+        printf -- '--- %s\n' "$name"
+        cat "$work/out"
+    fi
+    rm -rf "$work/run" "$work/log"/*
+    printf '%-7s %3d s  %s\n' "$words" $((SECONDS - begun)) "$name"
+}
+
 part 'one rank' 1
 part 'one rank in bf16' 1 --precision bf16
 part 'two ranks, tree' 2
 part 'two ranks, ring, bf16 between them' 2 --reduction ring --comm-hook bf16
+
+for ((line = 0; line < 64; line++)); do
+    printf '%d bottles on the wall, and one of them falls down\n' "$line"
+done >"$work/text"
+mkdir -p "$work/log"
+lm=("$programs/paceline" train --task lm --data "$work/text" --device cuda --usage off --layers 2 --heads 2 --width 32 --context 32
+    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1 --epochs 1)
+for words in '--zero 1' '--zero 2' '--zero 3' '--pp 2' '--tp 2'; do
+    # shellcheck disable=SC2086 # several words
+    layout "two ranks, $words" 2 "${lm[@]}" --nproc-per-node 2 $words
+done
+layout 'two ranks, one of them lost' 2 "$programs/paceline" chaos --kills 1 --seed 7 --faults kill --every-seconds 1 \
+    --log-dir "$work/log" -- \
+    "${lm[@]}" --nproc-per-node 2 --recovery live
 
 kernels=$(find "$work/ptx" -name '*.ptx' | wc -l)
 printf '%d kernels compiled\n' "$kernels"

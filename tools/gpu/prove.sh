@@ -19,6 +19,7 @@
 #   killed and stopped rank   which rank the report names, and after how long
 #   trace                     one step of two ranks
 #   layouts                   a language model in stages of ZeRO, a pipeline and parts on two ranks: same bits as one rank
+#   lost rank                 one of two ranks is killed, and the other one goes on: same bits as without
 #   two ranks again           through the host: same bits as one rank
 #   train again               the same weights
 #   step times                more rounds; the library that went first goes last
@@ -338,7 +339,7 @@ sha() {
 layout() {
     local name=$1 with=$2
     shift 2
-    if ! part layout "$name" 120 "$@" --run-dir "$work/$name"; then
+    if ! part layout "$name" 120 "$@" --epochs 1 --run-dir "$work/$name"; then
         failed "$name"
     elif [[ -z $with ]]; then
         tell "$name" ok "$took s"
@@ -734,7 +735,7 @@ for ((line = 0; line < 64; line++)); do
     printf '%d bottles on the wall, and one of them falls down\n' "$line"
 done >text
 lm=("$paceline" train --task lm --data "$work/text" --device "$device" --layers 2 --heads 2 --width 32 --context 32 --dropout 0.1
-    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1 --epochs 1)
+    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1)
 layout lm '' "${lm[@]}" --nproc-per-node 1 --usage off
 if [[ -n $(sha lm) ]]; then
     for words in '--zero 3' '--pp 2 --schedule 1f1b' '--zero 2' '--zero 1' '--recompute blocks'; do
@@ -744,6 +745,14 @@ if [[ -n $(sha lm) ]]; then
     done
     layout lm-2-parts '' "${lm[@]}" --nproc-per-node 1 --usage off --tp 2
     layout lm-tp-2 lm-2-parts "${two[@]}" "${alone[@]}" "${lm[@]}" --tp 2
+    if [[ $device != cpu ]] && shares_by_mps; then
+        tell lost-rank skipped "an MPS server runs here, whose clients may die with the killed one"
+    elif part lost lost-rank 180 "$paceline" chaos --kills 1 --seed 7 --faults kill --reference -- \
+        "${two[@]}" --recovery live "${alone[@]}" "${lm[@]}" --epochs 10 --recovery live; then
+        tell lost-rank ok "$took s, $(sed -nE 's/^(recovery|same bits) +//p' lost-rank.out | paste -sd ';')"
+    else
+        failed lost-rank
+    fi
 fi
 
 if [[ $device == cuda && -n $sound ]]; then
