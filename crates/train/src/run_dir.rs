@@ -132,6 +132,8 @@ pub fn has_checkpoint(path: &Path) -> bool {
 pub struct Metrics {
     path: PathBuf,
     to: Lines,
+    /// What a lost rank 0 had written after its last step, which this rank has still to write itself.
+    written: Vec<(String, u64)>,
 }
 
 /// Where lines go.
@@ -165,6 +167,7 @@ impl Metrics {
         Ok(Self {
             path,
             to: Lines::File(BufWriter::new(file)),
+            written: Vec::new(),
         })
     }
 
@@ -176,6 +179,7 @@ impl Metrics {
                 lines: Vec::new(),
                 has_new_writer: false,
             },
+            written: Vec::new(),
         }
     }
 
@@ -204,6 +208,9 @@ impl Metrics {
                 self.put(line)?;
             }
         }
+        let lines = written.into_iter().flatten();
+        let of_step = lines.filter(|(kind, at)| kind != "step" && *at == step);
+        self.written = of_step.collect();
         self.flush()
     }
 
@@ -217,6 +224,9 @@ impl Metrics {
     }
 
     fn put(&mut self, line: &[u8]) -> Result<(), TrainError> {
+        if !self.written.is_empty() && key(line).is_some_and(|key| self.written.contains(&key)) {
+            return Ok(());
+        }
         let written = match &mut self.to {
             Lines::File(file) => file.write_all(line),
             Lines::Kept {
@@ -375,6 +385,33 @@ mod tests {
             keys,
             expected.map(|(kind, step)| Some((kind.to_string(), step)))
         );
+    }
+
+    #[test]
+    fn a_record_that_the_lost_rank_wrote_first_is_not_written_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("metrics.jsonl");
+        let [step, epoch, next] = [("step", 1), ("epoch", 1), ("step", 2)]
+            .map(|(kind, step)| serde_json::json!({"kind": kind, "step": step}));
+        let mut lost = Metrics::open(folder.path(), None).expect("open");
+        let mut understudy = Metrics::understudy(folder.path());
+        understudy.write(&step).expect("kept");
+        for record in [&step, &epoch] {
+            lost.write(record).expect("write");
+        }
+        lost.flush().expect("flush");
+        understudy.take_over(1).expect("take over");
+        for record in [&epoch, &next] {
+            understudy.write(record).expect("write");
+        }
+        understudy.flush().expect("flush");
+        let text = fs::read_to_string(&path).expect("read");
+        let kinds: Vec<_> = text
+            .lines()
+            .filter_map(|line| key(line.as_bytes()))
+            .collect();
+        let expected = [("step", 1), ("epoch", 1), ("step", 2)];
+        assert_eq!(kinds, expected.map(|(kind, step)| (kind.to_string(), step)));
     }
 
     #[test]
