@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::SystemTime;
 
@@ -16,12 +17,14 @@ use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
 use crate::checkpoint::Checkpoint;
+use crate::decide::by_rank_0_slowly;
 use crate::digests::Recorder;
 use crate::error::CheckpointError;
 use crate::files::{self, State};
-use crate::folder::Writing;
+use crate::folder::{self, Writing};
 use crate::ledger::{self, Committed, Ledger};
 use crate::memory::{self, Copies, Copying};
+use crate::remote::{Remote, Uploader};
 use crate::saved::{Places, Saved};
 
 /// Number of checkpoints kept by default.
@@ -94,6 +97,10 @@ pub struct Checkpoints {
     /// Those in this host's memory, if the launcher offers a folder there.
     memory: Option<Lane>,
     copies: Copies,
+    /// Where copies go besides.
+    remote: Option<Arc<Remote>>,
+    /// On a rank that has saved a checkpoint with a copy there.
+    uploader: Option<Arc<Uploader>>,
     /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
     ledger: Option<Ledger>,
     /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
@@ -169,6 +176,8 @@ impl Checkpoints {
             files: Lane::new(folder, KEEP),
             memory: memory.map(|folder| Lane::new(folder.into(), 1)),
             copies: Copies::default(),
+            remote: None,
+            uploader: None,
             ledger: None,
             unwritten: Vec::new(),
             digests: None,
@@ -192,14 +201,47 @@ impl Checkpoints {
         self
     }
 
+    /// Also keeps a copy of the newest checkpoints, and of the ledger, in an object store, at `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or
+    /// `file:///FOLDER`. A job on another machine that has the same URL resumes from there. Each job needs a URL of its own.
+    ///
+    /// Credentials, region and endpoint come from the environment, for example `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    /// `AWS_REGION` and `AWS_ENDPOINT_URL`, or `GOOGLE_APPLICATION_CREDENTIALS`. Needs the feature `object-store`.
+    ///
+    /// *Background*: a thread uploads each checkpoint once it is on disk, without delaying a save. If the next ones are faster, only the
+    /// newest is uploaded. A store that cannot be reached is named once in a warning; the checkpoints in the folder are unaffected.
+    /// [`finish`](Self::finish) waits for the last upload, dropping does not.
+    ///
+    /// *Errors*: not such a URL; a build without the feature.
+    pub fn upload_to(mut self, url: &str) -> Result<Self, CheckpointError> {
+        self.remote = Some(Arc::new(Remote::open(url)?));
+        Ok(self)
+    }
+
     /// The newest whole checkpoint in the folder or in [memory](Self::save_in_memory), the same one on all ranks; `None` if there is
-    /// no checkpoint at all. Damaged checkpoints are skipped with a warning, and [named](Saved::damaged).
+    /// no checkpoint at all. Damaged checkpoints are skipped with a warning, and [named](Saved::damaged). If the
+    /// [object store](Self::upload_to) has a newer one than the folder, it is downloaded into it first.
     ///
     /// *Blocks*: until rank 0 has read it. If only another host has the newest one in its memory, that is sent to rank 0's before.
     ///
-    /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives.
+    /// *Errors*: `NoneValid` if all checkpoints are damaged (`Rank0` on the other ranks); failed collectives; an object store that
+    /// cannot be used, if the folder has no checkpoint.
     pub fn latest(&self) -> Result<Option<Saved>, CheckpointError> {
         self.group.set_phase(Phase::Checkpoint, 0);
+        if let Some(remote) = &self.remote {
+            by_rank_0_slowly(&self.group, || match remote.download(&self.files.folder) {
+                Err(error @ CheckpointError::Remote { .. })
+                    if !folder::list(&self.files.folder).is_empty() =>
+                {
+                    notice!(
+                        WARN,
+                        "{error}; the newest checkpoint in {} is used",
+                        self.files.folder.display()
+                    );
+                    Ok(false)
+                }
+                downloaded => downloaded,
+            })??;
+        }
         let memory = self.memory.as_ref().map(|lane| &*lane.folder);
         let is_brought = self.copies.bring(&self.group, memory)?;
         let places = Places {
@@ -410,6 +452,10 @@ impl Checkpoints {
             (None, Ok(Some(_))) => Some(checkpoint.copy().map_err(unusable(&folder))?),
             _ => None,
         };
+        let uploader = match (medium, rank) {
+            (Medium::Files, 0) => self.uploader()?,
+            _ => None,
+        };
         let metadata = self.metadata.clone();
         // The other ranks send even if rank 0 cannot write.
         let (rest, failed) = match rest {
@@ -439,7 +485,10 @@ impl Checkpoints {
                 _ => Ok(String::new()),
             };
             match begun? {
-                Some((rest, writing)) => rest.finish(writing, hash?, keep).map(Some),
+                Some((rest, writing)) => {
+                    let place = rest.finish(writing, hash?, keep, uploader.as_deref());
+                    place.map(Some)
+                }
                 None => hash.map(|_| None),
             }
         };
@@ -483,6 +532,16 @@ impl Checkpoints {
         })
     }
 
+    /// The thread that copies the next checkpoint once it is on disk.
+    fn uploader(&mut self) -> Result<Option<Arc<Uploader>>, CheckpointError> {
+        if let (None, Some(remote)) = (&self.uploader, &self.remote) {
+            let started = Uploader::start(remote.clone(), self.files.keep, self.group.rank());
+            let started = started.map_err(failed_in(&self.files.folder))?;
+            self.uploader = Some(Arc::new(started));
+        }
+        Ok(self.uploader.clone())
+    }
+
     /// Waits until the last saves are done.
     ///
     /// *Errors*: those of the last save on disk.
@@ -491,11 +550,15 @@ impl Checkpoints {
         self.files.wait().and(in_memory)
     }
 
-    /// Waits until the last save is on disk. Call it at the end of a program.
+    /// Waits until the last save is on disk, and uploaded if it can be. Call it at the end of a program.
     ///
-    /// *Errors*: those of the last save.
+    /// *Errors*: those of the last save on disk.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
-        self.wait()
+        self.wait()?;
+        if let Some(uploader) = self.uploader.take().and_then(Arc::into_inner) {
+            uploader.finish();
+        }
+        Ok(())
     }
 }
 
@@ -507,6 +570,9 @@ impl Drop for Checkpoints {
             if let Some(Ok(Err(error))) = lane.writing.take().map(JoinHandle::join) {
                 notice!(ERROR, "{error}");
             }
+        }
+        if let Some(uploader) = self.uploader.take().and_then(Arc::into_inner) {
+            uploader.abandon();
         }
     }
 }
@@ -526,6 +592,7 @@ impl Rest {
         writing: Writing,
         hash: String,
         keep: usize,
+        uploader: Option<&Uploader>,
     ) -> Result<PathBuf, CheckpointError> {
         self.state.weights_sha256 = hash;
         if let Some(schedule) = self.schedule {
@@ -533,9 +600,14 @@ impl Rest {
             written.map_err(writing.failed())?;
         }
         // A run that resumes from this checkpoint finds all its steps in the ledger.
-        let synced = self.ledger.map_or(Ok(()), |ledger| ledger.sync_data());
+        let synced = self.ledger.as_ref().map_or(Ok(()), File::sync_data);
         synced.map_err(writing.failed())?;
-        writing.finish(keep, self.state)
+        let (step, failed) = (self.state.ddp.step, writing.failed());
+        let place = writing.finish(keep, self.state)?;
+        if let Some(uploader) = uploader {
+            uploader.put(step, &place, self.ledger).map_err(failed)?;
+        }
+        Ok(place)
     }
 }
 

@@ -41,6 +41,18 @@ pub enum CheckpointError {
         /// The system's error.
         source: io::Error,
     },
+    /// An object store cannot be used.
+    #[error("cannot {action} {url}: {what}")]
+    Remote {
+        /// The failed action, for example `download from`.
+        action: &'static str,
+        /// The place there.
+        url: String,
+        /// The cause.
+        what: String,
+        /// Advice, if there is any.
+        hint: Option<String>,
+    },
     /// The run's ledger cannot be read or continued.
     #[error("cannot {action} ledger {}: {source}", path.display())]
     Ledger {
@@ -103,6 +115,7 @@ impl CheckpointError {
                 "start it with `paceline run` or `paceline train`, on hosts with /dev/shm".into(),
             ),
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
+            Self::Remote { hint, .. } => hint.clone(),
             Self::Ddp(error) => error.hint(),
             Self::Ledger { .. } | Self::Digests { .. } | Self::Misfit { .. } | Self::Rank0(_) => {
                 None

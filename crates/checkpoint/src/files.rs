@@ -17,12 +17,12 @@ use crate::tensors::{self, Stored};
 /// Version of the layout written; see the crate's documentation.
 const VERSION: u32 = 2;
 /// Size limit for reading `state.json` and the scheduler's state.
-const STATE_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const STATE_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 pub(crate) const SCHEDULE: &str = "schedule.burnpack";
 pub(crate) const HOOK: &str = "hook.safetensors";
 const OPTIMIZER: &str = "optimizer.burnpack";
-const STATE: &str = "state.json";
+pub(crate) const STATE: &str = "state.json";
 
 /// `state.json`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -91,9 +91,7 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
 ///
 /// *Memory*: no tensors.
 pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
-    let state = read_file(folder, STATE)?;
-    let mut state: State =
-        serde_json::from_slice(&state).map_err(|error| format!("{STATE} is damaged: {error}"))?;
+    let mut state = decode(&read_file(folder, STATE)?)?;
     match state.version {
         1 => state.value = Value::Object(std::mem::take(&mut state.others)),
         VERSION => {}
@@ -135,6 +133,30 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
         schedule: schedule.transpose()?.map(Bytes::from_bytes_vec),
         state,
     })
+}
+
+fn decode(state: &[u8]) -> Result<State, String> {
+    serde_json::from_slice(state).map_err(|error| format!("{STATE} is damaged: {error}"))
+}
+
+/// The files that a `state.json` names besides itself.
+///
+/// *Errors*: it is not one, or names something that is not a file in its folder.
+#[cfg(feature = "object-store")]
+pub(crate) fn names(state: &[u8]) -> Result<Vec<String>, String> {
+    let names: Vec<String> = decode(state)?.files.into_keys().collect();
+    let is_foreign = |name: &&String| {
+        Path::new(name)
+            .file_name()
+            .is_none_or(|file| file != name.as_str())
+            || *name == STATE
+    };
+    match names.iter().find(is_foreign) {
+        Some(name) => Err(format!(
+            "{STATE} names {name:?}, which is not a file of a checkpoint"
+        )),
+        None => Ok(names),
+    }
 }
 
 fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {

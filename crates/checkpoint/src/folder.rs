@@ -25,7 +25,7 @@ pub(crate) struct Writing {
 impl Writing {
     /// Begins the checkpoint of `step` below `folder`.
     pub(crate) fn begin(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
-        let place = folder.join(format!("step-{step:010}"));
+        let place = folder.join(name_of(step));
         let begin = || {
             fs::create_dir_all(folder)?;
             let mut beside = tempfile::Builder::new();
@@ -118,6 +118,11 @@ pub fn list(folder: &Path) -> Vec<PathBuf> {
         .collect();
     found.sort();
     found.into_iter().map(|(_, path)| path).collect()
+}
+
+/// The name of the folder of a step's checkpoint.
+pub(crate) fn name_of(step: u64) -> String {
+    format!("step-{step:010}")
 }
 
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
@@ -216,4 +221,4 @@ pub fn has_valid(folder: &Path) -> Result<bool, CheckpointError> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -31,7 +31,8 @@
 //! values at the top level instead of in `value`. It can still be read.
 //!
 //! A checkpoint is written into a hidden folder beside its place, synced and renamed, so it exists whole or not at all. If
-//! the checksums show that the disk lost or changed data later, the previous checkpoint is used.
+//! the checksums show that the disk lost or changed data later, the previous checkpoint is used. With the feature `object-store`,
+//! [`Checkpoints::upload_to`] keeps a copy in an object store.
 
 mod checkpoint;
 mod checkpoints;
@@ -45,14 +46,20 @@ pub mod ledger;
 mod memory;
 mod optimizer;
 mod record;
+#[cfg(feature = "object-store")]
+mod remote;
+#[cfg(not(feature = "object-store"))]
+#[path = "remote/absent.rs"]
+mod remote;
 mod saved;
 mod share;
 mod tensors;
 
 pub use checkpoint::Checkpoint;
 pub use checkpoints::Checkpoints;
-pub use decide::by_rank_0;
+pub use decide::{by_rank_0, by_rank_0_slowly};
 pub use error::CheckpointError;
 pub use folder::{has_valid, list};
 pub use optimizer::{LoadOptimizer, OptimizerRef};
+pub use remote::Remote;
 pub use saved::{Origin, Saved, SavedModel};

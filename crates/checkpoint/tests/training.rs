@@ -63,11 +63,15 @@ fn start(group: ProcessGroup) -> (Ddp, Linear, ModuleOptimizer, ShardedBatches) 
 /// Trains until `stop` steps are done, or to the end, saving every third step; returns the weights' hash and the sum of
 /// all losses.
 fn train(group: ProcessGroup, folder: &Path, stop: Option<u64>) -> (String, f64) {
+    let checkpoints = Checkpoints::open(folder, &group).expect("a folder");
+    train_with(checkpoints, group, stop)
+}
+
+fn train_with(checkpoints: Checkpoints, group: ProcessGroup, stop: Option<u64>) -> (String, f64) {
     let (mut ddp, mut model, mut optimizer, mut batches) = start(group);
     let schedule = LinearLrSchedulerConfig::new(0.1, 0.001, 15).init();
     let mut schedule = schedule.expect("a valid schedule");
     let mut losses = 0.0;
-    let checkpoints = Checkpoints::open(folder, ddp.group()).expect("a folder");
     let mut checkpoints = checkpoints
         .keep(2)
         .metadata("classes", "[\"low\",\"high\"]");
@@ -125,6 +129,34 @@ fn a_training_goes_on_with_the_same_bits_on_another_number_of_ranks() {
         assert_eq!(owners.collect::<Vec<_>>(), [first, second]);
         assert!(audit.epochs.iter().all(|epoch| epoch.once == LEN));
     }
+}
+
+#[cfg(feature = "object-store")]
+#[test]
+fn a_training_goes_on_elsewhere_from_its_copy_alone() {
+    let [whole, copies, first, second] = [(); 4].map(|()| tempfile::tempdir().expect("a folder"));
+    let expected = ranks(1, |group| train(group, whole.path(), None)).remove(0);
+    let url = format!("file://{}", copies.path().display());
+    let train = |group: ProcessGroup, folder: &Path, stop| {
+        let checkpoints = Checkpoints::open(folder, &group).expect("a folder");
+        train_with(checkpoints.upload_to(&url).expect("a URL"), group, stop)
+    };
+    ranks(3, |group| train(group, first.path(), Some(8)));
+    for found in ranks(2, |group| train(group, second.path(), None)) {
+        assert_eq!(found, expected);
+    }
+    let audit = ledger::audit(second.path()).expect("readable");
+    assert_eq!((audit.steps, audit.faults), (18, Vec::new()));
+    // The first folder has an older checkpoint than the copies.
+    for found in ranks(1, |group| train(group, first.path(), None)) {
+        assert_eq!(found, expected);
+    }
+    let kept = |folder| {
+        let paths = list(folder).into_iter();
+        let names = paths.map(|path| path.file_name().expect("a name").to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(kept(copies.path()), kept(second.path()));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, free
-//! ports.
+//! ports, an object store.
+
+pub mod bucket;
 
 use std::fmt::Display;
 use std::fs::OpenOptions;

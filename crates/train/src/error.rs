@@ -169,7 +169,7 @@ impl TrainError {
                 | CheckpointError::Misfit { .. },
             ) => FailureClass::Usage,
             Self::File { .. }
-            | Self::Checkpoint(CheckpointError::File { .. })
+            | Self::Checkpoint(CheckpointError::File { .. } | CheckpointError::Remote { .. })
             | Self::Device(_)
             | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
             Self::Ddp(error) | Self::Checkpoint(CheckpointError::Ddp(error))

@@ -88,7 +88,7 @@ pub(crate) fn open_devices(
     Ok(devices.into_iter().map(Device::autodiff).collect())
 }
 
-/// The run's checkpoints. Their metadata is the task's.
+/// The run's checkpoints. Their metadata is the task's. Copies of them are [added](copied) once a run has resumed.
 pub(crate) fn open_checkpoints<T: TrainTask>(
     config: &TrainConfig,
     task: &T,
@@ -100,6 +100,17 @@ pub(crate) fn open_checkpoints<T: TrainTask>(
     Ok(metadata.fold(checkpoints, |checkpoints, (name, value)| {
         checkpoints.metadata(name, &value)
     }))
+}
+
+/// The checkpoints, with copies at `checkpoint_dir`. A run has downloaded the newest copy before its ranks start.
+pub(crate) fn copied(
+    config: &TrainConfig,
+    checkpoints: Checkpoints,
+) -> Result<Checkpoints, TrainError> {
+    match &config.checkpoint_dir {
+        Some(url) => Ok(checkpoints.upload_to(url)?),
+        None => Ok(checkpoints),
+    }
 }
 
 /// The settings that must be the same on every rank, as `Ddp::new` compares them.

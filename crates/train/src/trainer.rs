@@ -31,7 +31,7 @@ use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
 use crate::report::{self, Header};
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
-use crate::setup::{ddp_options, open_checkpoints, open_devices, sharded_batches};
+use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{self, PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 
@@ -72,7 +72,14 @@ fn run<T: TrainTask>(
     drop((group, layout));
     let result = trainer.run();
     match &result {
-        Ok(_) => trainer.group.set_phase(Phase::Finished, 0),
+        Ok(_) => {
+            // The other ranks have ended: none waits while this one uploads its last checkpoint.
+            let Trainer {
+                checkpoints, group, ..
+            } = trainer;
+            checkpoints.finish()?;
+            group.set_phase(Phase::Finished, 0);
+        }
         Err(error) => tell(&trainer.group, Some(&trainer.layout), error),
     }
     result
@@ -316,7 +323,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             replicas: (config.strategy == Strategy::Dp).then(|| DataParallel::new(devices)),
             task,
             batches,
-            checkpoints,
+            checkpoints: copied(config, checkpoints)?,
             ddp,
             net: Some(net),
             optimizer,

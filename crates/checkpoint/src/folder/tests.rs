@@ -9,16 +9,16 @@ use crate::checkpoint::write_tensors;
 use crate::tensors::Stored;
 
 /// What a test saves.
-struct Parts {
-    weights: Vec<(String, TensorData)>,
+pub(crate) struct Parts {
+    pub(crate) weights: Vec<(String, TensorData)>,
     metadata: BTreeMap<String, String>,
     optimizers: Vec<Vec<u8>>,
     hook: Vec<(String, TensorData)>,
     schedule: Vec<u8>,
-    state: State,
+    pub(crate) state: State,
 }
 
-fn save(folder: &Path, keep: usize, parts: Parts) -> Result<(), CheckpointError> {
+pub(crate) fn save(folder: &Path, keep: usize, parts: Parts) -> Result<PathBuf, CheckpointError> {
     let writing = Writing::begin(folder, parts.state.ddp.step)?;
     let place = |name: &str| writing.path().join(name);
     let write = || {
@@ -30,7 +30,7 @@ fn save(folder: &Path, keep: usize, parts: Parts) -> Result<(), CheckpointError>
         fs::write(place(files::SCHEDULE), parts.schedule)
     };
     write().map_err(writing.failed())?;
-    writing.finish(keep, parts.state).map(drop)
+    writing.finish(keep, parts.state)
 }
 
 /// The tensors in the order of their paths.
@@ -43,7 +43,7 @@ fn read(stored: &[Stored]) -> Vec<(String, TensorData)> {
     read
 }
 
-fn contents(step: u64) -> Parts {
+pub(crate) fn contents(step: u64) -> Parts {
     Parts {
         weights: vec![
             ("a".into(), TensorData::new(vec![1.0f32, step as f32], [2])),

@@ -65,7 +65,7 @@ Examples:
 
 const HEADING: &str = "Machines";
 /// Settings that a plan does not depend on.
-const NOT_HERE: [&str; 9] = [
+const NOT_HERE: [&str; 10] = [
     "strategy",
     "devices",
     "zero",
@@ -74,6 +74,7 @@ const NOT_HERE: [&str; 9] = [
     "pp",
     "sequence_parallel",
     "run_dir",
+    "checkpoint_dir",
     "resume",
 ];
 /// Most machines: with their ranks they stay far below overflow.

@@ -37,6 +37,9 @@ Examples:
     paceline train --resume
   Begin in a folder or go on there, and start again up to three times after a failure:
     paceline train --run-dir runs/a --resume auto --max-restarts 3
+  Keep a copy of the newest checkpoints in S3, and go on from it on another machine:
+    paceline train --checkpoint-dir s3://bucket/runs/a
+    paceline train --resume s3://bucket/runs/a
   Train on two nodes:
     paceline run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node1 paceline train --run-dir runs/a
   Show each effective setting and its source:

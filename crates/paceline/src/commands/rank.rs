@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use paceline_checkpoint::by_rank_0;
+use paceline_checkpoint::{by_rank_0, by_rank_0_slowly};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_rendezvous::env::{self, WorkerEnv};
 use paceline_rendezvous::page::JobPage;
@@ -107,19 +107,17 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     let rank = group.rank();
     let mut prepared = None;
     let start = by_rank_0(&group, || {
-        let Prepared {
-            resolved,
-            run,
-            saved,
-        } = prepare(given.clone(), &surroundings)?;
-        let run_dir = run.path().to_owned();
-        prepared = Some((resolved, run));
+        let ready = prepared.insert(prepare(given.clone(), &surroundings)?);
+        let run_dir = ready.run.path().to_owned();
+        let saved = ready.origin.saved.clone();
         Ok::<_, Failure>(Start { run_dir, saved })
     });
     let start = start.map_err(|error| failed(Some(rank), &error.into()))??;
+    let loaded = by_rank_0_slowly(&group, || prepared.as_ref().map_or(Ok(()), Prepared::load));
+    loaded.map_err(|error| failed(Some(rank), &error.into()))??;
     // The lock on the run directory lives as long as its rank.
     let (resolved, _run) = match prepared {
-        Some((resolved, run)) => (resolved, Some(run)),
+        Some(Prepared { resolved, run, .. }) => (resolved, Some(run)),
         None => {
             given.use_run_dir(&start.run_dir);
             let resolved = given.resolve(start.saved.as_ref(), &surroundings);

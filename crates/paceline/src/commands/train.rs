@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
+use paceline_checkpoint::{CheckpointError, Remote};
 use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_gpu::words;
@@ -51,7 +52,9 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     match place {
         Some(place) => rank::train(given, place, Output::of(args.json)).or_else(rank::leave),
         None => {
-            let Prepared { resolved, run, .. } = prepare(given, &Surroundings::of_process())?;
+            let prepared = prepare(given, &Surroundings::of_process())?;
+            prepared.load()?;
+            let Prepared { resolved, run, .. } = prepared;
             start(resolved.config(), &run, args.json)
         }
     }
@@ -67,35 +70,39 @@ pub(super) fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
     Given::read(&inputs).map_err(wrong_settings)
 }
 
-/// A job ready to begin.
+/// A job ready to begin, once its checkpoints are [loaded](Prepared::load).
 pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) run: RunDir,
-    /// The run to resume.
-    pub(super) saved: Option<SavedRun>,
+    pub(super) origin: Origin,
 }
 
-/// Resolves the settings, checks devices and data, and creates or opens the run directory.
+/// The run to resume.
+#[derive(Default)]
+pub(super) struct Origin {
+    pub(super) saved: Option<SavedRun>,
+    /// The URL that may have a newer checkpoint than its folder.
+    remote: Option<Remote>,
+}
+
+/// Resolves the settings, checks devices, data and object store, and creates or opens the run directory.
 ///
 /// *Errors*: any obstacle to training; then nothing is left behind.
 pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepared, Failure> {
-    let (mut resolved, saved) = resolve(given, surroundings)?;
+    let (mut resolved, origin) = resolve(given, surroundings)?;
     let config = resolved.config();
     check_devices(config)?;
     let foreseen = foresee(config).map_err(|error| failed(None, &error))?;
     for warning in &foreseen.warnings {
         warn(warning);
     }
+    let copies = copies(config, &origin)?;
     let run = if resolved.makes_up_run_dir() {
         RunDir::create(&config.run_dir)
     } else {
         RunDir::open(&config.run_dir, config.resume)
     };
     let run = run.map_err(|error| failed(None, &error))?;
-    // Only now: a job that has the directory may not have saved its first checkpoint yet.
-    if config.resume {
-        check_checkpoints(&checkpoints(run.path()))?;
-    }
     resolved.set_run_dir(run.path());
     let settings = resolved.to_toml();
     let files = foreseen.files.iter().map(|(name, text)| (*name, text));
@@ -103,31 +110,158 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
         run.write(name, text)
             .map_err(|error| failed(None, &error))?;
     }
+    if let Some(copies) = copies {
+        // The only file that a run on another machine needs besides its checkpoint.
+        match copies.write(SETTINGS, &settings) {
+            Err(error) if resolved.config().resume => warn(&error.to_string()),
+            written => written.map_err(failed_checkpoint)?,
+        }
+    }
     Ok(Prepared {
         resolved,
         run,
-        saved,
+        origin,
     })
 }
 
-/// The effective settings and the run to resume. Prints warnings about settings without effect.
-fn resolve(
-    given: Given,
-    surroundings: &Surroundings,
-) -> Result<(Resolved, Option<SavedRun>), Failure> {
-    let folder = match given.resume() {
-        ResumeTarget::No => None,
-        ResumeTarget::Run(folder) => Some(folder),
-        ResumeTarget::Newest => Some(newest_run(Path::new(RUNS))?),
-        ResumeTarget::Auto(folder) => Some(folder).filter(|folder| has_checkpoint(folder)),
+impl Prepared {
+    /// Downloads the checkpoint to resume from, if the URL has the newest one, and reads it once before ranks start, so that an error in it
+    /// is reported once and immediately.
+    ///
+    /// *Errors*: no checkpoint that can be used.
+    pub(super) fn load(&self) -> Result<(), Failure> {
+        let folder = checkpoints(self.run.path());
+        if let Some(remote) = &self.origin.remote {
+            remote.download(&folder).map_err(failed_checkpoint)?;
+        }
+        if !self.resolved.config().resume {
+            return Ok(());
+        }
+        match paceline_checkpoint::has_valid(&folder) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(failed(None, &TrainError::NoCheckpoint { path: folder })),
+            Err(error) => Err(failed_checkpoint(error)),
+        }
+    }
+}
+
+/// Where the run's checkpoints are copied to.
+///
+/// *Errors*: the object store's; another run has its checkpoints there.
+fn copies(config: &TrainConfig, origin: &Origin) -> Result<Option<Remote>, Failure> {
+    let Some(url) = &config.checkpoint_dir else {
+        return Ok(None);
     };
-    let saved = folder.map(saved_run).transpose()?;
-    let resolved = given.resolve(saved.as_ref(), surroundings);
+    let remote = Remote::open(url).map_err(failed_checkpoint)?;
+    let comes_from = origin.remote.as_ref().map(Remote::url);
+    let is_its_own = comes_from == Some(remote.url())
+        || match &origin.saved {
+            Some(saved) => is_copied_to(&saved.settings, remote.url())?,
+            None => false,
+        };
+    if is_its_own || newest_step(&remote)?.is_none() {
+        return Ok(Some(remote));
+    }
+    let message = format!("{} already holds the checkpoints of a run", remote.url());
+    let advice = format!(
+        "continue it with --resume {}, or choose another --checkpoint-dir",
+        remote.url()
+    );
+    Err(Failure::new(Exit::Usage, message, Some(advice)))
+}
+
+/// Whether a run with these settings copies its checkpoints to `url`.
+fn is_copied_to(settings: &FileText, url: &str) -> Result<bool, Failure> {
+    let saved = Resolved::from_saved(settings).map_err(wrong_settings)?;
+    let own = saved.config().checkpoint_dir.as_deref();
+    Ok(own.is_some_and(|own| own.trim_end_matches('/') == url))
+}
+
+fn newest_step(remote: &Remote) -> Result<Option<u64>, Failure> {
+    remote.newest_step().map_err(failed_checkpoint)
+}
+
+fn failed_checkpoint(error: CheckpointError) -> Failure {
+    failed(None, &error.into())
+}
+
+/// The effective settings and the run to resume. Prints warnings about settings without effect.
+fn resolve(given: Given, surroundings: &Surroundings) -> Result<(Resolved, Origin), Failure> {
+    let origin = match given.resume() {
+        ResumeTarget::No => Origin::default(),
+        ResumeTarget::Run(folder) => Origin::here(folder)?,
+        ResumeTarget::Newest => Origin::here(newest_run(Path::new(RUNS))?)?,
+        ResumeTarget::At(url, folder) => {
+            let name = url.trim_end_matches('/').rsplit('/').next();
+            let folder = folder.unwrap_or_else(|| Path::new(RUNS).join(name.unwrap_or_default()));
+            let found = Origin::newer(folder, &url)?;
+            found.ok_or_else(|| failed(None, &TrainError::NoCheckpoint { path: url.into() }))?
+        }
+        ResumeTarget::Auto(folder, Some(url)) => Origin::newer(folder, &url)?.unwrap_or_default(),
+        ResumeTarget::Auto(folder, None) if has_checkpoint(&folder) => Origin::here(folder)?,
+        ResumeTarget::Auto(_, None) => Origin::default(),
+    };
+    let resolved = given.resolve(origin.saved.as_ref(), surroundings);
     let resolved = resolved.map_err(wrong_settings)?;
     for warning in resolved.warnings() {
         warn(warning);
     }
-    Ok((resolved, saved))
+    Ok((resolved, origin))
+}
+
+impl Origin {
+    fn here(folder: PathBuf) -> Result<Self, Failure> {
+        Ok(Self {
+            saved: Some(saved_run(folder)?),
+            remote: None,
+        })
+    }
+
+    /// The run whose checkpoints are in a folder, at a URL, or both; `None` if there are none.
+    fn newer(folder: PathBuf, url: &str) -> Result<Option<Self>, Failure> {
+        let remote = Remote::open(url).map_err(failed_checkpoint)?;
+        let is_here = has_checkpoint(&folder);
+        let newest = match remote.newest_step() {
+            Err(error) if is_here => {
+                warn(&format!(
+                    "{error}; the run goes on from {}",
+                    folder.display()
+                ));
+                None
+            }
+            newest => newest.map_err(failed_checkpoint)?,
+        };
+        if newest.is_none() {
+            return is_here.then(|| Self::here(folder)).transpose();
+        }
+        if is_here {
+            let saved = saved_run(folder)?;
+            if !is_copied_to(&saved.settings, remote.url())? {
+                let (folder, url) = (saved.folder.display(), remote.url());
+                let message = format!("run directory {folder} holds another run than {url}");
+                let advice = "choose another --run-dir, or another --checkpoint-dir";
+                return Err(Failure::new(Exit::Usage, message, Some(advice.into())));
+            }
+            return Ok(Some(Self {
+                saved: Some(saved),
+                remote: Some(remote),
+            }));
+        }
+        let text = remote.read(SETTINGS).map_err(failed_checkpoint)?;
+        let Some(text) = text else {
+            let message = format!("{} holds no run: it has no {SETTINGS}", remote.url());
+            let advice = "name the --checkpoint-dir of an earlier run";
+            return Err(Failure::new(Exit::Usage, message, Some(advice.into())));
+        };
+        let path = format!("{}/{SETTINGS}", remote.url()).into();
+        Ok(Some(Self {
+            saved: Some(SavedRun {
+                folder,
+                settings: FileText { path, text },
+            }),
+            remote: Some(remote),
+        }))
+    }
 }
 
 pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
@@ -204,18 +338,6 @@ fn check_devices(config: &TrainConfig) -> Result<(), Failure> {
 fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
     paceline_gpu::devices::require(gpus, found)
         .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
-}
-
-/// Reads the newest checkpoint once before ranks start, so that an error in it is reported once and immediately.
-fn check_checkpoints(folder: &Path) -> Result<(), Failure> {
-    let error = match paceline_checkpoint::has_valid(folder) {
-        Ok(true) => return Ok(()),
-        Ok(false) => TrainError::NoCheckpoint {
-            path: folder.to_owned(),
-        },
-        Err(error) => error.into(),
-    };
-    Err(failed(None, &error))
 }
 
 fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {

@@ -13,6 +13,7 @@ mod ledger;
 mod memory;
 mod mesh;
 mod minimal;
+mod object_store;
 mod pipeline;
 mod plan;
 mod preemption;

@@ -101,8 +101,10 @@ pub enum ResumeTarget {
     Run(PathBuf),
     /// The newest run below `runs/`.
     Newest,
-    /// The run in this folder if it has a checkpoint, otherwise a new run there.
-    Auto(PathBuf),
+    /// The run whose checkpoints are at a URL, in a folder; `None`: in one named after it.
+    At(String, Option<PathBuf>),
+    /// The run in this folder if it has a checkpoint or the URL has, otherwise a new run there.
+    Auto(PathBuf, Option<String>),
 }
 
 /// A run to resume, with its saved settings.
@@ -146,6 +148,11 @@ impl Given {
                 "name the folder of the new or resumed run: --run-dir DIR",
             ));
         }
+        // A run that resumes from a URL goes on saving there.
+        if let (Some(url), None) = (url(&settings), settings.get("checkpoint_dir")) {
+            let source = settings.need("resume").source.clone();
+            settings.set("checkpoint_dir", Setting::new(Value::Text(url), source));
+        }
         Ok(Self {
             settings,
             variables: layers::of_contract(&inputs.environment),
@@ -181,15 +188,19 @@ impl Given {
     #[must_use]
     pub fn resume(&self) -> ResumeTarget {
         let run_dir = || self.settings.path("run_dir");
+        if let Some(url) = url(&self.settings) {
+            return ResumeTarget::At(url, run_dir().map(Path::to_owned));
+        }
         match self.settings.get("resume").map(|resume| &resume.value) {
             Some(Value::Path(run)) => ResumeTarget::Run(run.clone()),
             Some(Value::Switch(true)) => match run_dir() {
                 Some(run) => ResumeTarget::Run(run.to_owned()),
                 None => ResumeTarget::Newest,
             },
-            Some(Value::Text(_)) => {
-                ResumeTarget::Auto(run_dir().unwrap_or(Path::new("")).to_owned())
-            }
+            Some(Value::Text(_)) => ResumeTarget::Auto(
+                run_dir().unwrap_or(Path::new("")).to_owned(),
+                self.settings.word("checkpoint_dir").map(str::to_owned),
+            ),
             _ => ResumeTarget::No,
         }
     }
@@ -208,8 +219,8 @@ impl Given {
     ) -> Result<Resolved, ConfigError> {
         let is_expected = match self.resume() {
             ResumeTarget::No => saved.is_none(),
-            ResumeTarget::Run(_) | ResumeTarget::Newest => saved.is_some(),
-            ResumeTarget::Auto(_) => true,
+            ResumeTarget::Run(_) | ResumeTarget::Newest | ResumeTarget::At(..) => saved.is_some(),
+            ResumeTarget::Auto(..) => true,
         };
         assert!(
             is_expected,
@@ -371,6 +382,12 @@ fn device_changed(before: Option<Setting>, settings: &Settings) -> Option<String
             now.cite()
         )
     })
+}
+
+/// The URL to resume from.
+fn url(settings: &Settings) -> Option<String> {
+    let resume = settings.path("resume")?.to_str()?;
+    resume.contains("://").then(|| resume.into())
 }
 
 /// A path without a leading `.`, which path comparison does not ignore.

@@ -349,10 +349,15 @@ settings! {
     run_dir: PathBuf = row(RUN, Kind::Path,
         "Folder for settings, metrics, logs and checkpoints")
         .derived("runs/<task>-<date>-<time>").local()
-        .also(&["output_dir", "log_dir", "checkpoint_dir", "ckpt_dir"]);
+        .also(&["output_dir", "log_dir"]);
+    checkpoint_dir: Option<String> = row(RUN, Kind::Optional(&Kind::Text),
+        "URL of an object store that also gets each checkpoint: s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER; \
+         each run needs its own (build with --features object-store)")
+        .unset("none").local()
+        .also(&["ckpt_dir", "dirpath", "storage_path"]);
     resume: bool = row(RUN, Kind::PathOrSwitch,
-        "Resume the run in this folder, else in --run-dir, else the newest below runs/; \
-         auto resumes in --run-dir if it has a checkpoint, else starts a new run there")
+        "Resume the run in this folder or at this --checkpoint-dir, else in --run-dir, else the newest below runs/; \
+         auto resumes in --run-dir if it or --checkpoint-dir has a checkpoint, else starts a new run there")
         .or("false").local()
         .also(&["resume_from_checkpoint"]);
     evaluate_every: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },

@@ -24,6 +24,21 @@ fn the_run_to_resume_is_named_or_the_one_in_run_dir_or_the_newest() {
     check(&[("resume", "1")], ResumeTarget::Newest);
     check(&[("resume", "true"), ("run_dir", "runs/a")], run("runs/a"));
     check(&[("resume", "runs/b")], run("runs/b"));
+    let url = || "s3://bucket/b".to_owned();
+    check(
+        &[("resume", "s3://bucket/b")],
+        ResumeTarget::At(url(), None),
+    );
+    check(
+        &[("resume", "s3://bucket/b"), ("run_dir", "c")],
+        ResumeTarget::At(url(), Some("c".into())),
+    );
+    let auto = [("resume", "auto"), ("run_dir", "c")];
+    check(&auto, ResumeTarget::Auto("c".into(), None));
+    check(
+        &[&auto[..], &[("checkpoint_dir", "s3://bucket/b")]].concat(),
+        ResumeTarget::Auto("c".into(), Some(url())),
+    );
     let in_file = inputs(&[], &[], Some("resume = true\nrun_dir = \"runs/c\""));
     assert_eq!(
         Given::read(&in_file).expect("readable").resume(),
