@@ -14,12 +14,13 @@ use paceline_rendezvous::endpoint::{self, everywhere, own_addr, with_port};
 use paceline_rendezvous::env;
 use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
+use paceline_rendezvous::page::Generation;
 use paceline_rendezvous::store::{Etcd, Server, StoreError};
 
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
 use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
-use crate::elastic::messages::{Command, Exit, How, Input};
+use crate::elastic::messages::{Command, Exit, Input, Order};
 use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, Why};
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
@@ -104,8 +105,14 @@ struct NodeAgent<'a> {
     /// Inputs of the runtime itself.
     own: VecDeque<Input>,
     start: Option<Box<Record>>,
-    order: Option<How>,
+    order: Option<Order>,
+    /// Whether ranks run here.
+    is_running: bool,
+    /// The round for which the generation of the ranks ends.
+    regrouping: RoundId,
     exit: Option<Exit>,
+    /// The complaints of ranks that were passed on.
+    complaints: Vec<(usize, usize)>,
     /// Whether the supervisor's failure was passed on, and the last request that was.
     heard_failure: bool,
     heard: Option<Asked>,
@@ -242,7 +249,10 @@ impl<'a> NodeAgent<'a> {
             own: VecDeque::new(),
             start: None,
             order: None,
+            is_running: false,
+            regrouping: RoundId::default(),
             exit: None,
+            complaints: Vec::new(),
             heard_failure: false,
             heard: None,
             stop: None,
@@ -314,6 +324,15 @@ impl<'a> NodeAgent<'a> {
             Command::Page { page, urgent } => self.send(Request::Page { page, urgent }),
             Command::Publish { expected, new } => self.send(Request::Publish { expected, new }),
             Command::Forget(id) => self.send(Request::Forget(id)),
+            Command::Regroup(record) => {
+                self.regrouping = record.id;
+                let culprit = match &record.why {
+                    Why::Failure(report) => Some(report.failure.rank),
+                    Why::Hung(complaint) => Some(complaint.of),
+                    _ => None,
+                };
+                self.order = Some(Order::Regroup(culprit));
+            }
             Command::Open(round) => match self.open_ports() {
                 Ok(ports) => self.give(Input::Opened(round, ports)),
                 Err(error) => {
@@ -321,13 +340,20 @@ impl<'a> NodeAgent<'a> {
                     self.give(Input::Signal(libc::SIGKILL));
                 }
             },
+            Command::Start(record) if record.continues.is_some() => {
+                // Ranks that have all ended meanwhile do not go on, as the agent is about to hear.
+                if self.is_running {
+                    self.heard_failure = false;
+                    self.order = Some(self.go_on(&record));
+                }
+            }
             Command::Start(record) => self.start = Some(record),
             Command::EndRanks(how) => {
                 // Between the command to start and the start nothing runs.
                 if self.start.take().is_some() {
                     self.give(Input::RanksEnded { well: false });
                 } else {
-                    self.order = Some(how);
+                    self.order = Some(Order::End(how));
                 }
             }
             Command::Notice(text) => eprintln!("{text}"),
@@ -362,9 +388,13 @@ impl<'a> NodeAgent<'a> {
         join_all(done);
     }
 
-    /// A new store for the ranks, and a port for the program itself.
+    /// A store for the ranks, and a port for the program itself. While ranks run the store stays, because they may be using
+    /// it; ranks that start get a new one.
     fn open_ports(&mut self) -> Result<Ports, LaunchError> {
-        let server = serve(self.launcher, &self.addr)?;
+        let server = match self.rank_store.take().filter(|_| self.is_running) {
+            Some(server) => server,
+            None => serve(self.launcher, &self.addr)?,
+        };
         let store = server.addr().port();
         self.rank_store = Some(server);
         let master = match &self.cluster.place {
@@ -415,7 +445,10 @@ impl<'a> NodeAgent<'a> {
                 }
             }
         };
-        let end = round::run(launcher, &place, self, notice)?;
+        self.is_running = true;
+        let end = round::run(launcher, &place, self, notice);
+        self.is_running = false;
+        let end = end?;
         // A signal that came in the last moment.
         self.hear(end.asked);
         if let Some(stop) = end.stop {
@@ -462,6 +495,27 @@ impl<'a> NodeAgent<'a> {
         })
     }
 
+    /// The generation of ranks that a round is, on this node.
+    fn go_on(&self, record: &Record) -> Order {
+        let place = self.place_in(record);
+        let slots = record.members.get(place.node_rank);
+        let next = Generation {
+            number: record.generation(),
+            world: record.world(),
+            first: record.first_rank(place.node_rank),
+            members: slots.map(|member| member.slots.clone()).unwrap_or_default(),
+            store: Some(place.store),
+        };
+        let why = match &record.why {
+            Why::Failure(report) => Some(report.failure.incident()),
+            _ => describe(record, self.cluster.store == StoreKind::Etcd),
+        };
+        Order::GoOn {
+            next,
+            why: why.unwrap_or_default(),
+        }
+    }
+
     fn place_in(&self, record: &Record) -> NodePlace {
         let node_rank = record.position(self.agent.id()).unwrap_or(0);
         let ports = match record.phase {
@@ -475,7 +529,7 @@ impl<'a> NodeAgent<'a> {
             None => first_addr.to_owned(),
         };
         NodePlace {
-            first_rank: record.first_rank(node_rank),
+            first_rank: record.members.get(node_rank).map_or(0, |own| own.first),
             world: record.world(),
             node_rank,
             node_count: record.members.len(),
@@ -567,17 +621,28 @@ impl Coordinator for NodeAgent<'_> {
         Some(self.line.mailbox.as_fd())
     }
 
-    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
+    fn turn(&mut self, seen: &Seen) -> (Option<Order>, Option<Instant>) {
         self.hear(seen.asked);
-        if let (Some(failure), false) = (&seen.failure, self.heard_failure) {
+        if self.complaints != seen.complaints {
+            self.complaints.clone_from(&seen.complaints);
+            self.give(Input::Complaints(seen.complaints.clone()));
+        }
+        let failure = seen.failure.as_ref().or(seen.lost.as_ref());
+        if let (Some(failure), false) = (failure, self.heard_failure) {
             let started = seen.started.unwrap_or(self.line.clock);
-            let report = report(failure, self.at_us(started, failure));
+            let mut report = report(failure, self.at_us(started, failure));
+            report.recovers = seen.lost.is_some();
             self.heard_failure = true;
             self.give(Input::RankFailed(Box::new(report)));
         }
         self.pump();
         let wake = self.wake.min(self.now() + KILLED_ENDS_WITHIN);
         (self.order.take(), Some(self.line.clock + wake))
+    }
+
+    fn regrouped(&mut self, slots: Option<Vec<usize>>) {
+        let round = self.regrouping;
+        self.give(Input::Regrouped { round, slots });
     }
 }
 
@@ -594,6 +659,7 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         nodes_max: cluster.nodes_max,
         is_static: cluster.place.is_some(),
         max_restarts: job.max_restarts,
+        recovers_live: job.recovers_live(),
         lease: cluster.lease,
         last_call: cluster.last_call,
         join_timeout: cluster.join_timeout,
@@ -629,6 +695,10 @@ fn describe(record: &Record, is_outside: bool) -> Option<String> {
     Some(match &record.why {
         Why::Start => return None,
         Why::Failure(report) => report.failure.headline(),
+        Why::Hung(complaint) => format!(
+            "rank {} hangs, as rank {} reports, and was killed",
+            complaint.of, complaint.by
+        ),
         Why::Lost(names) => names.join(", "),
         Why::Joined(1) => "a node has joined".to_owned(),
         Why::Joined(nodes) => format!("{nodes} nodes have joined"),
@@ -651,6 +721,7 @@ fn report(failure: &Failure, at_us: u64) -> Report {
         },
         at_us,
         is_later: false,
+        recovers: false,
     }
 }
 

@@ -204,7 +204,7 @@ impl Job {
 
     /// Whether the ranks that are left go on after a loss.
     pub(crate) fn recovers_live(&self) -> bool {
-        matches!(self.recovery, Recovery::Live | Recovery::Auto) && self.cluster.is_none()
+        matches!(self.recovery, Recovery::Live | Recovery::Auto)
     }
 
     /// A rank's variable, where the launcher does not set it.

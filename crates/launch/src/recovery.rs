@@ -21,8 +21,8 @@ pub enum Recovery {
     /// [`Live`](Self::Live) if all ranks say that they go on, else [`Restart`](Self::Restart).
     #[default]
     Auto,
-    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node only. Lost ranks are
-    /// replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
+    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node lost
+    /// ranks are replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Live,
     /// All ranks are started again, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Restart,

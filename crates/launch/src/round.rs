@@ -156,6 +156,7 @@ pub(crate) fn run(
         looked_at: Duration::ZERO,
         trains_since: None,
         given_up: None,
+        regrouping: None,
     };
     supervisor.run();
     let seen = supervisor.seen;
@@ -177,6 +178,7 @@ pub(crate) fn run(
     let is_well = (ends.iter()).all(|(how, stopped)| how.is_some_and(|how| is_well(how, *stopped)));
     let failure = seen
         .failure
+        .or(seen.lost)
         .map(|failure| complete(failure, place, &workers, &finished));
     let mut notes = seen.notes;
     notes.extend(finished.notes);

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use crate::elastic::messages::How;
+use crate::elastic::messages::{How, Order};
 use crate::error::LaunchError;
 use crate::report::{Failure, Outcome};
 use crate::round::{self, Launcher, NodePlace};
@@ -96,15 +96,17 @@ impl Coordinator for Budget {
         None
     }
 
-    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>) {
+    fn turn(&mut self, seen: &Seen) -> (Option<Order>, Option<Instant>) {
         let may_restart = |failure: &Failure| failure.is_for_good().is_none();
         let is_due = seen.replaced < self.left
             && seen.failure.as_ref().is_some_and(may_restart)
             && seen.asked.is_none();
         if is_due && self.failed_at.is_none() {
             self.failed_at = Some(Instant::now());
-            return (Some(How::Next), None);
+            return (Some(Order::End(How::Next)), None);
         }
         (None, None)
     }
+
+    fn regrouped(&mut self, _: Option<Vec<usize>>) {}
 }

@@ -1,6 +1,7 @@
 //! Watches the ranks until the last has ended: exits, signals and the job page in, one cause out.
 
 mod recovering;
+mod regroup;
 mod stopping;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use paceline_rendezvous::process::Stat;
 
-use crate::elastic::messages::How;
+use crate::elastic::messages::Order;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Verdict, WorkerState, judge};
 use crate::orphans::Orphans;
@@ -60,6 +61,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) trains_since: Option<Duration>,
     /// The failure of a rank that is being killed so that the others can go on, and when it has to have ended.
     pub(crate) given_up: Option<(Failure, Instant)>,
+    /// The ranks of several nodes are about to form the next generation.
+    pub(crate) regrouping: Option<Regrouping>,
 }
 
 /// Decides over the round as a whole: the restart budget, or the other nodes.
@@ -67,8 +70,11 @@ pub(crate) trait Coordinator: std::fmt::Debug {
     /// Readable when there is news.
     fn news(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Takes note of what the supervisor has seen. Returns how the ranks are to end, if they are, and when to ask again.
-    fn turn(&mut self, seen: &Seen) -> (Option<How>, Option<Instant>);
+    /// Takes note of what the supervisor has seen. Returns what the ranks are to do, and when to ask again.
+    fn turn(&mut self, seen: &Seen) -> (Option<Order>, Option<Instant>);
+
+    /// The generation of the ranks has ended, as ordered, and these can go on; none where not all of them can.
+    fn regrouped(&mut self, slots: Option<Vec<usize>>);
 }
 
 /// What the supervisor found out.
@@ -76,6 +82,10 @@ pub(crate) trait Coordinator: std::fmt::Debug {
 pub(crate) struct Seen {
     /// Without its last lines and victims, which are known when all is over.
     pub(crate) failure: Option<Failure>,
+    /// The failure because of which the ranks of several nodes are about to go on without one.
+    pub(crate) lost: Option<Failure>,
+    /// The ranks here that wait for the next generation, and the rank that each blames.
+    pub(crate) complaints: Vec<(usize, usize)>,
     /// The last request to stop, whatever became of it.
     pub(crate) asked: Option<Asked>,
     /// SIGKILL was sent to what was left.
@@ -89,6 +99,17 @@ pub(crate) struct Seen {
     pub(crate) replaced: u32,
     /// When the first rank was started.
     pub(crate) started: Option<Instant>,
+}
+
+/// How far this node is with the next generation of several nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Regrouping {
+    /// The coordinator knows that a rank is lost.
+    Told,
+    /// It waits for the end of a rank that was killed.
+    Asked,
+    /// It knows which ranks go on.
+    Answered,
 }
 
 /// How far the end of the round has come. Every stage but the first has a deadline.
@@ -120,15 +141,20 @@ impl Supervisor<'_> {
                 });
             let mut look_again = None;
             if self.seen.failure.is_none() && !is_ordered {
-                look_again = self.look_for_a_cause();
+                look_again = match self.regrouping {
+                    None => self.look_for_a_cause(),
+                    Some(_) => self.regroup_when_dead(),
+                };
                 look_again = look_again.into_iter().chain(self.fill_places()).min();
                 if self.seen.failure.is_some() && self.stage == Stage::Running {
                     self.enter(Stage::Reporting, self.job.report_time);
                 }
             }
             let (order, ask_again) = self.coordinator.turn(&self.seen);
-            if let Some(how) = order {
-                self.obey(how);
+            if let Some(order) = order {
+                self.obey(order);
+                // The coordinator may have been told something.
+                look_again = Some(Instant::now());
             }
             self.dismiss_replacements();
             if self.workers.alive().next().is_none() {
@@ -237,11 +263,17 @@ impl Supervisor<'_> {
         self.looked_at = now;
         let has_ended = |state: &WorkerState| state.exit.is_some();
         let is_ending = self.workers.states.iter().any(has_ended);
+        self.seen.complaints.clear();
         for rank in 0..self.workers.states.len() {
             let (slot, pid) = (self.page.slot(rank), self.workers.pid(rank));
-            let blames = slot.victim_in(self.generation);
-            let blames = blames.and_then(|rank| self.local(rank));
+            let blamed = slot.victim_in(self.generation);
+            let blames = blamed.and_then(|rank| self.local(rank));
             let waits = slot.awaits() == Some(self.generation);
+            if let (Some(of), true, false) = (blamed, waits, self.workers.states[rank].is_out) {
+                self.seen
+                    .complaints
+                    .push((self.place.first_rank + rank, of));
+            }
             let state = &mut self.workers.states[rank];
             state.blames = blames;
             state.is_new &= !slot.has_joined();

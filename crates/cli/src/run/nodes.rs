@@ -57,9 +57,9 @@ pub struct NodesArgs {
     #[arg(long, value_name = "N", value_parser = whole::<u32>(0..=u64::from(u32::MAX)), default_value = "0")]
     #[arg(help_heading = "Failures")]
     pub max_restarts: u32,
-    /// When ranks are lost: live has the others go on, and replaces the lost ones up to --max-restarts times, if the program can (on
-    /// one node; else as restart); restart starts all again up to --max-restarts times; none ends the job; auto is live without a
-    /// word where the program cannot
+    /// When ranks are lost: live has the others go on, if the program can, and on one node replaces the lost ones up to
+    /// --max-restarts times (else as restart); restart starts all again up to --max-restarts times; none ends the job; auto is
+    /// live without a word where the program cannot
     #[arg(long, value_name = "HOW", value_parser = recovery, default_value = "auto")]
     #[arg(help_heading = "Failures")]
     pub recovery: Recovery,

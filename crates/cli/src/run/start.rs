@@ -220,11 +220,6 @@ fn several_nodes(
     let args = &args.nodes;
     job.max_restarts = args.max_restarts;
     job.recovery = args.recovery;
-    if args.recovery == launch::Recovery::Live && args.nodes.max > 1 {
-        warn(
-            "--recovery live has no effect on several nodes: after a loss all ranks are started again",
-        );
-    }
     job.run_id.clone_from(&args.id);
     job.role.clone_from(&args.role);
     for key in &args.conf.unused {

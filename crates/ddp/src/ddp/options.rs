@@ -101,8 +101,8 @@ pub struct DdpOptions {
     /// [`Ddp::with_recovery`](crate::Ddp::with_recovery). A program that calls [`Ddp::admit`](crate::Ddp::admit) has lost ranks
     /// replaced.
     ///
-    /// It works for models that every rank has whole, without a communication hook or `SyncBatchNorm`, on one
-    /// node and under a launcher with `--recovery live`. Otherwise a loss ends the step.
+    /// It works for models that every rank has whole, without a communication hook or `SyncBatchNorm`, under a launcher with
+    /// `--recovery live`. Otherwise a loss ends the step.
     pub recovery: Recovery,
     /// Takes a digest of each shard's gradient of each parameter, so that one rank can compute a step of the job again and find
     /// the shard and the tensor that differ. `Checkpoints::record` keeps those of so many last steps, or up to twice as many.

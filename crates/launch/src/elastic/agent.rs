@@ -15,7 +15,7 @@ use super::clocks::Clocks;
 use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, decide};
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
-use super::record::{AgentId, Ending, Page, Ports, Record, RoundId, State, Why};
+use super::record::{AgentId, Complaint, Ending, Page, Ports, Record, RoundId, State, Why};
 
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
@@ -58,6 +58,8 @@ pub(crate) struct Agent {
     scanning: bool,
     publishing: Option<Record>,
     opening: Option<RoundId>,
+    /// The round for which the ranks' generation ends.
+    regrouping: Option<RoundId>,
     last_turn: Duration,
     /// This process was stopped, or sent no sign of life for so long that the others cannot tell the difference.
     was_away: bool,
@@ -191,6 +193,22 @@ impl Agent {
             Input::Opened(round, ports) if self.opening == Some(round) => {
                 self.opening = None;
                 self.set_state(now, State::Ready(round, ports), commands);
+            }
+            Input::Complaints(complaints) => {
+                if let Ranks::Live(round) = self.ranks {
+                    let complaint = |(by, of)| Complaint { round, by, of };
+                    self.page.complaints = complaints.into_iter().map(complaint).collect();
+                    self.say(now, true, commands);
+                }
+            }
+            Input::Regrouped { round, slots } if self.regrouping == Some(round) => {
+                self.regrouping = None;
+                let is_current = self.record.as_ref().is_some_and(|r| r.id == round);
+                match slots {
+                    _ if !is_current => {}
+                    Some(slots) => self.join_in(now, round, slots, commands),
+                    None => self.set_state(now, State::Unable(round), commands),
+                }
             }
             Input::RankFailed(mut report) => {
                 if let (Ranks::Live(round), None, None) = (self.ranks, self.ending, self.signal) {
@@ -455,12 +473,30 @@ impl Agent {
 
     /// Says yes to a round as soon as no rank of an older one runs. Returns whether there is more to decide at once.
     fn prepare(&mut self, now: Duration, round: RoundId, commands: &mut Vec<Command>) -> bool {
-        if self.ranks != Ranks::None {
-            let how = self.how_ranks_end_for(round);
-            self.end_ranks(how, commands);
+        if self.opening == Some(round) {
             return false;
         }
-        if self.opening == Some(round) {
+        let record = self.record.clone().filter(|record| record.id == round);
+        let continuing = record.filter(|record| record.continues.is_some());
+        match (self.ranks, &continuing) {
+            (Ranks::None, _) => {}
+            (Ranks::Live(_), Some(record)) => {
+                if self.regrouping != Some(round) {
+                    self.regrouping = Some(round);
+                    commands.push(Command::Regroup(Box::new(record.clone())));
+                }
+                return false;
+            }
+            // They are being killed.
+            (Ranks::Ending, Some(_)) => return false,
+            (_, None) => {
+                let how = self.how_ranks_end_for(round);
+                self.end_ranks(how, commands);
+                return false;
+            }
+        }
+        if continuing.is_some() {
+            self.join_in(now, round, Vec::new(), commands);
             return false;
         }
         self.page.accepted = round;
@@ -472,6 +508,25 @@ impl Agent {
         }
         self.set_state(now, State::Ready(round, Ports::default()), commands);
         true
+    }
+
+    /// Says yes to a round that continues another, with these ranks. If none goes on here, another node comes first.
+    fn join_in(
+        &mut self,
+        now: Duration,
+        round: RoundId,
+        slots: Vec<usize>,
+        commands: &mut Vec<Command>,
+    ) {
+        self.page.accepted = round;
+        let has_ranks = !slots.is_empty();
+        self.page.slots = slots;
+        if has_ranks {
+            self.opening = Some(round);
+            commands.push(Command::Open(round));
+        } else {
+            self.set_state(now, State::Ready(round, Ports::default()), commands);
+        }
     }
 
     /// Ranks can agree on a step only while none is missing: that is so if the next round is the present one and newcomers.

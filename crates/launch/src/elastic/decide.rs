@@ -20,6 +20,11 @@
 //! waits, unless the store's agent is known to be dead. Where that is not enough, the store must not run on a node of the
 //! job: etcd, or an agent on a third machine.
 //!
+//! A round that continues another (`Record::continues`) is a generation of the same processes: live recovery. All of the above
+//! holds for it. An agent that is ready for it has ended the generation before on its node, so that no rank commits a step of
+//! that one any more; the node that is left out has killed its ranks, or cannot complete a step without the others. If the ranks
+//! of a member cannot go on, or too few members have any, the next round starts all ranks anew.
+//!
 //! A store outside of the job (`Rules::outage`) is never taken over. An agent that has lost it cannot begin a round, and its
 //! ranks may run on: those of a round that went on without it wait for ranks that were ended. Two rules keep whole rounds
 //! apart there:
@@ -247,13 +252,14 @@ impl Known<'_> {
         let own = self.state.round() == Some(record.id);
         match &record.phase {
             Phase::Forming if is_member => {
-                let is_ready = own && matches!(self.state, State::Ready(..));
+                let is_ready = own && matches!(self.state, State::Ready(..) | State::Unable(_));
                 let acceptable =
                     record.id == self.accepted || record.id.number > self.accepted.number;
                 (!is_ready && acceptable).then_some(Decision::Prepare(record.id))
             }
             Phase::Running(_) if is_member && own => {
-                let may_start = idle && matches!(self.state, State::Ready(..));
+                let goes_on = record.continues.is_some() && matches!(self.ranks, Ranks::Live(_));
+                let may_start = (idle || goes_on) && matches!(self.state, State::Ready(..));
                 may_start.then_some(Decision::Start)
             }
             _ => (!idle).then_some(Decision::Stop),
@@ -384,18 +390,35 @@ impl Known<'_> {
         if !gone.is_empty() {
             return self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts);
         }
-        let ready = |member: &&Member| {
-            let page = self.page(member.id).map(|seen| &seen.page.state);
-            matches!(page, Some(State::Ready(round, _)) if *round == record.id)
-        };
+        let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
+        if record
+            .members
+            .iter()
+            .any(|member| state(member) == Some(&State::Unable(record.id)))
+        {
+            return self.start_anew(record);
+        }
+        let ready = |member: &&Member| matches!(state(member), Some(State::Ready(round, _)) if *round == record.id);
         let slow: Vec<_> = record.members.iter().filter(|m| !ready(m)).collect();
         if slow.is_empty() {
-            let first = record.members.first().and_then(|first| self.page(first.id));
-            let Some(State::Ready(_, ports)) = first.map(|seen| &seen.page.state) else {
+            let mut members = record.members.clone();
+            if record.continues.is_some() {
+                for member in &mut members {
+                    let slots = self.page(member.id).map(|seen| seen.page.slots.clone());
+                    member.slots = slots.unwrap_or_default();
+                }
+                // A node without ranks can come back.
+                members.retain(|member| !member.slots.is_empty());
+                if members.len() < self.rules.nodes_min {
+                    return self.start_anew(record);
+                }
+            }
+            let Some(State::Ready(_, ports)) = members.first().and_then(state) else {
                 return Wait::for_news("the first node has not opened its ports");
             };
             return self.publish(Record {
                 phase: Phase::Running(*ports),
+                members,
                 ..record.clone()
             });
         }
@@ -415,6 +438,21 @@ impl Known<'_> {
         self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts)
     }
 
+    /// The round after one that was to continue another and cannot.
+    fn start_anew(&self, record: &Record) -> Decision {
+        let ended = Record {
+            continues: None,
+            ..record.clone()
+        };
+        match &record.why {
+            Why::Failure(report) if record.restarts >= self.rules.max_restarts => {
+                self.publish_if_quorate(record, &[], Ending::Failed(report.clone()))
+            }
+            Why::Failure(_) => self.reform(&ended, &[], record.why.clone(), record.restarts + 1),
+            why => self.reform(&ended, &[], why.clone(), record.restarts),
+        }
+    }
+
     fn lead_running(&self, record: &Record) -> Decision {
         if self.is_one_leaving(record) {
             return Wait::for_news(LEAVING);
@@ -431,17 +469,27 @@ impl Known<'_> {
         }
         let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
         match self.first_failure(record) {
-            Cause::None => {}
+            Cause::None => match self.hung(record) {
+                Some((_, left)) if !left.is_zero() => {
+                    return Wait::at_most(left, "a rank that is blamed may end by itself");
+                }
+                Some((complaint, _)) if self.rules.recovers_live && stop.is_none() => {
+                    let why = Why::Hung(complaint);
+                    return self.reform(record, &[], why, record.restarts);
+                }
+                _ => {}
+            },
             Cause::Wait(left) => {
                 return Wait::at_most(left, "it is open which rank failed first");
             }
-            Cause::Found(report)
-                if record.restarts < self.rules.max_restarts
-                    && stop.is_none()
-                    && report.failure.is_for_good().is_none() =>
-            {
-                let why = Why::Failure(report);
-                return self.reform(record, &[], why, record.restarts + 1);
+            Cause::Found(report) if stop.is_none() && report.failure.is_for_good().is_none() => {
+                let is_left = record.restarts < self.rules.max_restarts;
+                let (ending, why) = (Ending::Failed(report.clone()), Why::Failure(report));
+                return match (self.continued(record, &why), is_left) {
+                    (Some(_), _) => self.reform(record, &[], why, record.restarts),
+                    (None, true) => self.reform(record, &[], why, record.restarts + 1),
+                    (None, false) => self.publish_if_quorate(record, &[], ending),
+                };
             }
             Cause::Found(report) => {
                 return self.publish_if_quorate(record, &[], Ending::Failed(report));
@@ -504,7 +552,12 @@ impl Known<'_> {
                 return self.publish(self.ended(Some(record), Ending::Lost(why)));
             }
             let same = record.members.clone();
-            return self.publish(self.forming(Some(record), same, restarts, why));
+            let anew = || self.forming(Some(record), same, restarts, why.clone());
+            let next = self.continuing(record, gone, &why).unwrap_or_else(anew);
+            return self.publish(next);
+        }
+        if let Some(next) = self.continuing(record, gone, &why) {
+            return self.publish(next);
         }
         let order = arrange(&record.ids(), &able, self.rules.nodes_max);
         if order.len() >= self.rules.nodes_min {
@@ -516,11 +569,47 @@ impl Known<'_> {
         self.publish(Record {
             id: self.next_id(),
             phase: Phase::Short,
+            continues: None,
             members: order,
             before: started(record),
             taken_over: is_taken_over(record),
             restarts,
             why,
+        })
+    }
+
+    /// The round whose processes go on in the round after `record`, if they do.
+    fn continued(&self, record: &Record, why: &Why) -> Option<RoundId> {
+        let has_ended = |member: &Member| {
+            let page = self.page(member.id).map(|seen| &seen.page.state);
+            page == Some(&State::Done(record.id))
+        };
+        let is_wished = match why {
+            Why::Failure(report) => report.recovers,
+            Why::Joined(_) => false,
+            _ => self.rules.recovers_live,
+        };
+        let since = match record.phase {
+            Phase::Running(_) => Some(record.continues.unwrap_or(record.id)),
+            Phase::Forming => record.continues,
+            Phase::Short | Phase::Ended(_) => None,
+        };
+        since.filter(|_| is_wished && !record.members.iter().any(has_ended))
+    }
+
+    /// The round after `record` that continues it, if the ranks of enough members go on.
+    fn continuing(&self, record: &Record, gone: &[Gone], why: &Why) -> Option<Record> {
+        let continues = self.continued(record, why)?;
+        let is_gone = |member: &Member| gone.iter().any(|gone| gone.id == member.id);
+        let able = self.able(gone);
+        let is_able = |member: &&Member| able.iter().any(|page| page.id == member.id);
+        let left = record.members.iter().filter(is_able);
+        let members: Vec<_> = left.filter(|member| !is_gone(member)).cloned().collect();
+        let is_enough = members.len() >= self.rules.nodes_min;
+        is_enough.then(|| Record {
+            continues: Some(continues),
+            members: members.clone(),
+            ..self.forming(Some(record), members, record.restarts, why.clone())
         })
     }
 
@@ -596,8 +685,12 @@ impl Known<'_> {
         if !quorate {
             return self.give_up_or_wait();
         }
-        let order = arrange(&memory.ids(), &able, self.rules.nodes_max);
-        let mut next = self.forming(Some(memory), order, memory.restarts, Why::StoreLost);
+        let anew = || {
+            let order = arrange(&memory.ids(), &able, self.rules.nodes_max);
+            self.forming(Some(memory), order, memory.restarts, Why::StoreLost)
+        };
+        let continuing = self.continuing(memory, &[], &Why::StoreLost);
+        let mut next = continuing.unwrap_or_else(anew);
         next.taken_over = true;
         if next.members.len() < self.rules.nodes_min {
             next.phase = Phase::Short;
@@ -662,15 +755,17 @@ impl Known<'_> {
         restarts: u32,
         why: Why,
     ) -> Record {
-        Record {
+        let record = Record {
             id: self.next_id(),
             phase: Phase::Forming,
+            continues: None,
             members,
             before: after.map(started).unwrap_or_default(),
             taken_over: after.is_some_and(is_taken_over),
             restarts,
             why,
-        }
+        };
+        record.with_new_processes()
     }
 
     fn ended(&self, record: Option<&Record>, ending: Ending) -> Record {

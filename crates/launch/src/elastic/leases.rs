@@ -24,6 +24,8 @@ struct Sight {
     confirmed: bool,
     state: StateKey,
     state_changed: Duration,
+    /// Since when it has complaints.
+    complains: Option<Duration>,
 }
 
 /// Tells states apart: a report that gets its last lines later is the same failure.
@@ -40,6 +42,8 @@ pub(crate) struct Ages {
     pub(crate) known: Duration,
     /// Since its state changed.
     pub(crate) state: Duration,
+    /// Since its ranks began to complain of others.
+    pub(crate) complaints: Duration,
 }
 
 impl Leases {
@@ -60,7 +64,12 @@ impl Leases {
                 confirmed: false,
                 state: key,
                 state_changed: now,
+                complains: None,
             });
+            sight.complains = match page.complaints.is_empty() {
+                true => None,
+                false => sight.complains.or(Some(now)),
+            };
             if was_away || sight.beat != page.beat {
                 // After an absence a page is as good as one seen for the first time.
                 sight.confirmed = !was_away && (sight.confirmed || sight.beat != page.beat);
@@ -87,6 +96,9 @@ impl Leases {
             confirmed: sight.confirmed,
             known: now.saturating_sub(sight.first),
             state: now.saturating_sub(sight.state_changed),
+            complaints: sight
+                .complains
+                .map_or(Duration::ZERO, |at| now.saturating_sub(at)),
         })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use paceline_rendezvous::page::Generation;
+
 use super::record::{AgentId, Ending, Page, Ports, Record, Report, RoundId};
 use crate::stop::Stop;
 
@@ -27,10 +29,17 @@ pub(crate) enum Input {
     Published { store: String, record: Record },
     /// The connection is of no more use.
     Broken { store: String },
+    /// The generation of the ranks has ended, and these go on in the round; none where they cannot.
+    Regrouped {
+        round: RoundId,
+        slots: Option<Vec<usize>>,
+    },
     /// The ports for a round are open.
     Opened(RoundId, Ports),
     /// A rank has failed first on this node.
     RankFailed(Box<Report>),
+    /// These ranks wait for the next generation, and each blames another one.
+    Complaints(Vec<(usize, usize)>),
     /// All ranks have ended; whether they all did well.
     RanksEnded { well: bool },
     /// The ranks of the round were asked to stop, or say that they have.
@@ -83,9 +92,11 @@ pub(crate) enum Command {
     Tell { store: String, page: Box<Page> },
     /// Remove the page of an agent that is gone.
     Forget(AgentId),
-    /// Open the ports for a round in which this agent comes first.
+    /// End the generation of the ranks, for this round, which continues theirs.
+    Regroup(Box<Record>),
+    /// Open the ports for a round in which this agent may come first.
     Open(RoundId),
-    /// Start the ranks of this round.
+    /// Start the ranks of this round, or have them go on in it.
     Start(Box<Record>),
     /// End the ranks.
     EndRanks(How),
@@ -93,6 +104,21 @@ pub(crate) enum Command {
     Notice(String),
     /// The agent ends.
     Exit(Exit),
+}
+
+/// What the ranks of this node are to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Order {
+    End(How),
+    /// Their generation ends, as far as it is known because of this rank, which is killed if it lives. The supervisor says which
+    /// of them can go on.
+    Regroup(Option<usize>),
+    /// They go on in this generation.
+    GoOn {
+        next: Generation,
+        /// Why there is one, for people.
+        why: String,
+    },
 }
 
 /// How ranks are ended.

@@ -59,6 +59,10 @@ pub(crate) struct Page {
     /// Whether the store that holds this page runs in this agent.
     pub(crate) hosts: bool,
     pub(crate) state: State,
+    /// The ranks that go on in the round that it is ready for, by their local numbers, if the round continues another.
+    pub(crate) slots: Vec<usize>,
+    /// Ranks here that wait for the next generation, and the rank that each blames.
+    pub(crate) complaints: Vec<Complaint>,
     /// The newest record this agent knows, if the store that it is at does not have it: the job has gone on elsewhere.
     pub(crate) memory: Option<Box<Record>>,
     /// The round in which this agent knows of a failure: it has then said all it knew itself.
@@ -80,6 +84,7 @@ pub(crate) struct Settings {
     pub(crate) nodes_max: usize,
     pub(crate) is_static: bool,
     pub(crate) max_restarts: u32,
+    pub(crate) recovers_live: bool,
     pub(crate) lease: Duration,
     /// With a store outside of the job only.
     pub(crate) outage: Option<Duration>,
@@ -93,7 +98,7 @@ impl Settings {
             .find(|(mine, other)| mine != other)
     }
 
-    fn options(&self) -> [String; 5] {
+    fn options(&self) -> [String; 6] {
         let nodes = match (self.nodes_min, self.nodes_max) {
             (min, max) if min == max => max.to_string(),
             (min, max) => format!("{min}:{max}"),
@@ -103,11 +108,16 @@ impl Settings {
             (false, None) => "c10d",
             (false, Some(_)) => "etcd",
         };
+        let recovery = match self.recovers_live {
+            true => "live",
+            false => "restart",
+        };
         let outage = self.outage.unwrap_or_default().as_secs_f64();
         [
             format!("--nnodes {nodes}"),
             format!("--rdzv-backend {backend}"),
             format!("--max-restarts {}", self.max_restarts),
+            format!("--recovery {recovery}"),
             format!("--rdzv-conf lease={}", self.lease.as_secs_f64()),
             format!("--rdzv-conf outage_timeout={outage}"),
         ]
@@ -131,8 +141,11 @@ pub(crate) enum State {
     /// No rank runs here; fit for a round.
     #[default]
     Idle,
-    /// Nothing of an older round runs here any more; the round may start.
+    /// The round may start. Nothing of an older one runs here any more; if it continues another, the generation of its ranks
+    /// has ended.
     Ready(RoundId, Ports),
+    /// The ranks cannot go on in this round, which continues another.
+    Unable(RoundId),
     /// The ranks run.
     Running(RoundId),
     /// A rank has failed first; others may still be ending.
@@ -150,6 +163,7 @@ impl State {
     pub(crate) fn round(&self) -> Option<RoundId> {
         match self {
             Self::Ready(round, _)
+            | Self::Unable(round)
             | Self::Running(round)
             | Self::Failed(round, _)
             | Self::Done(round)
@@ -173,6 +187,9 @@ pub(crate) struct Ports {
 pub(crate) struct Record {
     pub(crate) id: RoundId,
     pub(crate) phase: Phase,
+    /// The round that has started the processes which go on in this one, if it continues another. Its members are a
+    /// generation of their ranks: live recovery.
+    pub(crate) continues: Option<RoundId>,
     /// In the order of their ranks. The store's candidates too: the first that lives takes over.
     pub(crate) members: Vec<Member>,
     /// The members of the last round that was started before this one.
@@ -206,6 +223,19 @@ pub(crate) struct Member {
     pub(crate) addr: String,
     pub(crate) standby: String,
     pub(crate) nproc: usize,
+    /// The rank with which the first of its processes was started.
+    pub(crate) first: usize,
+    /// Its processes in the round, by their local numbers. Of a round that continues another they are known once it runs.
+    pub(crate) slots: Vec<usize>,
+}
+
+/// A rank that lives and says that another one, on whatever node, keeps its generation from going on. Both are ranks that
+/// processes were started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Complaint {
+    pub(crate) round: RoundId,
+    pub(crate) by: usize,
+    pub(crate) of: usize,
 }
 
 /// Why a round was begun.
@@ -215,6 +245,8 @@ pub(crate) enum Why {
     Start,
     /// A rank failed, and the budget had a restart left.
     Failure(Box<Report>),
+    /// A rank hangs, as another one says. Its node kills it.
+    Hung(Complaint),
     /// Agents are gone; in words for people.
     Lost(Vec<String>),
     /// Agents have come: so many more nodes than before.
@@ -251,11 +283,13 @@ pub(crate) struct Report {
     pub(crate) at_us: u64,
     /// Its agent knew of a failure on another node before.
     pub(crate) is_later: bool,
+    /// The rank had said that the others go on without it.
+    pub(crate) recovers: bool,
 }
 
 impl Record {
     pub(crate) fn world(&self) -> usize {
-        self.members.iter().map(|member| member.nproc).sum()
+        self.members.iter().map(|member| member.slots.len()).sum()
     }
 
     pub(crate) fn position(&self, id: AgentId) -> Option<usize> {
@@ -267,17 +301,31 @@ impl Record {
         self.members
             .iter()
             .take(position)
-            .map(|member| member.nproc)
+            .map(|member| member.slots.len())
             .sum()
     }
 
-    /// The node that a rank runs on.
-    pub(crate) fn node_of(&self, rank: usize) -> Option<usize> {
+    /// The node with the process that was started as this rank.
+    pub(crate) fn node_of(&self, started: usize) -> Option<usize> {
+        let has = |member: &Member| (member.first..member.first + member.nproc).contains(&started);
+        self.members.iter().position(has)
+    }
+
+    /// The number of the generation of ranks that the round is. It grows as long as the same processes go on.
+    pub(crate) fn generation(&self) -> u32 {
+        let since = self.continues.unwrap_or(self.id).number;
+        u32::try_from(self.id.number.saturating_sub(since)).unwrap_or(u32::MAX)
+    }
+
+    /// Numbers the processes of a round that starts them.
+    pub(crate) fn with_new_processes(mut self) -> Self {
         let mut next = 0;
-        self.members.iter().position(|member| {
+        for member in &mut self.members {
+            member.first = next;
+            member.slots = (0..member.nproc).collect();
             next += member.nproc;
-            rank < next
-        })
+        }
+        self
     }
 
     /// Whether half of the voters is enough in its store: not before a store that took another's place has proven with a
@@ -333,6 +381,8 @@ impl Page {
             addr: self.addr.clone(),
             standby: self.standby.clone(),
             nproc: self.nproc,
+            first: 0,
+            slots: Vec::new(),
         }
     }
 }
@@ -349,16 +399,20 @@ mod tests {
             addr: String::new(),
             standby: String::new(),
             nproc,
+            first: 0,
+            slots: Vec::new(),
         };
         let record = Record {
             id: RoundId::default(),
             phase: Phase::Forming,
+            continues: None,
             members: vec![member(7, 2), member(5, 3), member(9, 1)],
             before: Vec::new(),
             taken_over: false,
             restarts: 0,
             why: Why::Start,
-        };
+        }
+        .with_new_processes();
         assert_eq!(record.world(), 6);
         let firsts = [0, 1, 2].map(|node| record.first_rank(node));
         assert_eq!(firsts, [0, 2, 5]);

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::agent::Agent;
 use super::decide::Rules;
 use super::messages::{Answer, Command, Exit, Found, How, Input};
-use super::record::{AgentId, Page, Ports, Record, Report, State};
+use super::record::{AgentId, Page, Ports, Record, Report, RoundId, State};
 use crate::report::{Failure, FailureKind};
 use crate::stop::Stop;
 
@@ -163,6 +163,10 @@ struct Running {
     record: Record,
     token: u64,
     failed: bool,
+    /// The ranks that live, by their local numbers.
+    slots: Vec<usize>,
+    /// The round for which their generation has ended.
+    waits_for: Option<RoundId>,
 }
 
 /// A started round and when each node joined in.
@@ -186,6 +190,8 @@ struct World {
     first_failure: BTreeMap<u64, usize>,
     /// Whether some ranks take seconds to end.
     slow_ends: bool,
+    /// Whether some ranks cannot go on without a lost one.
+    some_are_unable: bool,
     /// Whether a store outside of the job is down.
     is_down: bool,
 }
@@ -215,6 +221,7 @@ impl World {
             started: BTreeMap::new(),
             first_failure: BTreeMap::new(),
             slow_ends: false,
+            some_are_unable: false,
             is_down: false,
         };
         for (host, at) in arrivals {
@@ -308,11 +315,18 @@ impl World {
                 let running = self.nodes[node].ranks.as_mut();
                 if let Some(running) = running.filter(|r| r.token == token && !r.failed) {
                     running.failed = true;
+                    running
+                        .slots
+                        .retain(|slot| *slot != report.failure.local_rank);
+                    let goes_on = self.rules.recovers_live && !running.slots.is_empty();
                     let number = running.record.id.number;
                     self.first_failure
                         .entry(number)
                         .or_insert(report.failure.rank);
                     self.give(node, Input::RankFailed(report));
+                    if goes_on {
+                        return;
+                    }
                     let leaves = ms(500 + self.dice.below(1500));
                     self.after(leaves, Event::RanksEnd(node, token, false));
                 }
@@ -380,6 +394,20 @@ impl World {
                 }
             }
             Command::Forget(id) => self.request(node, Request::Forget(id)),
+            Command::Regroup(record) => {
+                let is_able = !(self.some_are_unable && self.dice.chance(5));
+                let Some(running) = &mut self.nodes[node].ranks else {
+                    // They have ended, and the agent is about to hear of it.
+                    return;
+                };
+                running.waits_for = Some(record.id);
+                let answer = Input::Regrouped {
+                    round: record.id,
+                    slots: is_able.then(|| running.slots.clone()),
+                };
+                let takes = ms(self.dice.below(5));
+                self.after(takes, Event::Input(node, Box::new(answer)));
+            }
             Command::Open(round) => {
                 let ports = Ports {
                     master: 1,
@@ -422,11 +450,16 @@ impl World {
     }
 
     fn start(&mut self, node: usize, record: Record) {
-        assert!(
-            self.nodes[node].ranks.is_none(),
-            "node {node} has ranks already"
-        );
+        let going_on = self.nodes[node].ranks.take();
+        if record.continues.is_some() && going_on.is_none() {
+            // They have ended, and the agent is about to hear of it.
+            return;
+        }
         invariants::check_start(self, node, &record);
+        invariants::check_going_on(node, going_on.as_ref(), &record);
+        let place = record.position(self.nodes[node].agent.id());
+        let own = place.map(|place| &record.members[place]);
+        let slots = own.map(|own| own.slots.clone()).unwrap_or_default();
         let token = self.dice.next();
         let started = self.started.entry(record.id.number).or_insert(Started {
             record: record.clone(),
@@ -437,6 +470,8 @@ impl World {
             record,
             token,
             failed: false,
+            slots: going_on.map_or(slots, |going_on| going_on.slots),
+            waits_for: None,
         });
         let work = self.work + ms(self.dice.below(300));
         self.after(work, Event::RanksEnd(node, token, true));
@@ -460,7 +495,10 @@ impl World {
                 let other = &self.nodes[peer];
                 match &other.ranks {
                     Some(ranks) => {
-                        ranks.record.id == record.id && !ranks.failed && self.reaches(node, peer)
+                        ranks.record.id == record.id
+                            && !ranks.failed
+                            && ranks.waits_for.is_none()
+                            && self.reaches(node, peer)
                     }
                     None => other.agent.state() == &State::Done(record.id),
                 }

@@ -6,7 +6,7 @@ use paceline_rendezvous::page::Phase;
 
 use super::{Stage, Supervisor};
 use crate::judge::Fault;
-use crate::recovery::{self, Due, Next, Recovery};
+use crate::recovery::{self, Due, Impossible, Next, Recovery};
 use crate::report::{Failure, count};
 use crate::stop::Asked;
 use crate::worker::KILLED_ENDS_WITHIN;
@@ -33,6 +33,12 @@ impl Supervisor<'_> {
             self.roster.after_failure(states, recovers, culprit)
         };
         match is_live.then(next) {
+            Some(Ok(Next::GoOn { .. }) | Err(Impossible::NobodyLeft))
+                if self.is_on_several_nodes() && recovers(failure.local_rank) =>
+            {
+                self.tell_of_loss(failure);
+                None
+            }
             Some(Ok(Next::GoOn { members, lost })) => {
                 if is_new && failure.is_for_good().is_some() {
                     self.roster.start_no_more();
@@ -137,7 +143,11 @@ impl Supervisor<'_> {
         }
     }
 
-    fn mark_members(&mut self) {
+    fn is_on_several_nodes(&self) -> bool {
+        self.job.cluster.is_some()
+    }
+
+    pub(super) fn mark_members(&mut self) {
         for (rank, state) in self.workers.states.iter_mut().enumerate() {
             state.is_out = !self.roster.members().contains(&rank);
             state.waits_since = None;
@@ -147,7 +157,11 @@ impl Supervisor<'_> {
     /// Starts processes in place of lost ranks and invites the others to admit them. Says when to look again.
     pub(super) fn fill_places(&mut self) -> Option<Instant> {
         let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
-        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
+        if !self.job.recovers_live()
+            || self.is_on_several_nodes()
+            || !is_running
+            || self.given_up.is_some()
+        {
             return None;
         }
         let ready_within = self.ready_within();

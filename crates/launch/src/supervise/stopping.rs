@@ -4,15 +4,28 @@ use paceline_rendezvous::page::Revocation;
 use rustix::process::Signal;
 
 use super::{Stage, Supervisor};
-use crate::elastic::messages::How;
+use crate::elastic::messages::{How, Order};
 use crate::signals;
 use crate::stop::{Asked, Meaning, meaning};
 use crate::worker::KILLED_ENDS_WITHIN;
 
 impl Supervisor<'_> {
-    /// Ends the ranks as the coordinator says, unless they are already ending sooner.
-    pub(super) fn obey(&mut self, how: How) {
+    /// Does as the coordinator says.
+    pub(super) fn obey(&mut self, order: Order) {
+        match order {
+            Order::End(how) => self.end(how),
+            Order::Regroup(culprit) => self.regroup(culprit),
+            Order::GoOn { next, why } => self.go_on_in(&next, &why),
+        }
+    }
+
+    /// Ends the ranks, unless they are already ending sooner.
+    fn end(&mut self, how: How) {
         self.seen.is_ordered = true;
+        // They do not go on without it after all.
+        if let Some(lost) = self.seen.lost.take() {
+            self.seen.failure.get_or_insert(lost);
+        }
         match (how, self.stage) {
             (_, Stage::Killing)
             | (How::Save | How::Next | How::Over, Stage::Stopping)

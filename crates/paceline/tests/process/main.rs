@@ -13,6 +13,7 @@ mod ledger;
 mod memory;
 mod mesh;
 mod minimal;
+mod nodes;
 mod object_store;
 mod pipeline;
 mod plan;

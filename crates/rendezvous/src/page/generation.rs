@@ -60,9 +60,10 @@ impl JobPage {
         self.header().begun.load(SeqCst)
     }
 
-    /// Ends all generations up to this one, because of global rank `culprit`: from now on their operations fail.
-    pub fn end_generation(&self, number: u32, culprit: usize) {
-        let ended = layout::tagged(Some(culprit), number.saturating_add(1));
+    /// Ends all generations up to this one: from now on their operations fail. `culprit` is the rank because of which, if it
+    /// is one.
+    pub fn end_generation(&self, number: u32, culprit: impl Into<Option<usize>>) {
+        let ended = layout::tagged(culprit.into(), number.saturating_add(1));
         self.header().ended.store(ended, SeqCst);
         self.changed();
     }

@@ -377,7 +377,7 @@ settings! {
         "Number of restarts of a failed job from its newest checkpoint, and of replacements of lost ranks with --recovery live")
         .or("0").local().needs(Need::Launcher);
     recovery: Recovery = row(RUN, Kind::Word(&["auto", "live", "restart", "none"]),
-        "When a rank is lost: live has the others go on (replicas on the CPU of one node; else as restart), \
+        "When a rank is lost: live has the others go on (replicas on the CPU; else as restart), \
          restart starts all again as often as --max-restarts says, none ends the job; auto is live where it can be")
         .or("auto").needs(Need::Group);
     record: Option<u64> = row(RUN, Kind::Optional(&Kind::Count { min: 1, max: STEPS_MAX }),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Known, Seen};
 use crate::elastic::clocks::{Moment, micros};
-use crate::elastic::record::{AgentId, Member, Phase, Record, Report, State};
+use crate::elastic::record::{AgentId, Complaint, Member, Phase, Record, Report, State};
 use crate::report::AlsoFailed;
 use crate::stop::Stop;
 
@@ -182,6 +182,23 @@ impl Known<'_> {
         let mut report = cause.report.clone();
         report.failure.also = also;
         Cause::Found(Box::new(report))
+    }
+
+    /// The complaint about the rank that hangs, at the end of who blames whom, and how much longer that rank has to end by itself.
+    pub(super) fn hung(&self, record: &Record) -> Option<(Complaint, Duration)> {
+        let seen = (record.members.iter()).filter_map(|member| self.page(member.id));
+        let all = seen.flat_map(|seen| seen.page.complaints.iter().map(move |one| (seen, *one)));
+        let all: Vec<_> = all.filter(|(_, one)| one.round == record.id).collect();
+        let (_, mut last) = *all.iter().min_by_key(|(_, one)| one.by)?;
+        // Of ranks that blame each other none is proven right: the chain ends after one turn.
+        for _ in 0..all.len() {
+            match all.iter().find(|(_, next)| next.by == last.of) {
+                Some((_, next)) => last = *next,
+                None => break,
+            }
+        }
+        let said = all.iter().map(|(seen, _)| seen.ages.complaints).max()?;
+        Some((last, self.rules.blamed_may_end.saturating_sub(said)))
     }
 
     /// A member's failure in the record's round, and when it was on the clock of the round's first member.

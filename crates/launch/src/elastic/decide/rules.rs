@@ -12,6 +12,8 @@ pub(crate) struct Rules {
     /// Places are given by `--node-rank`; the set of nodes never changes.
     pub(crate) is_static: bool,
     pub(crate) max_restarts: u32,
+    /// The ranks that are left go on after a loss, where they can.
+    pub(crate) recovers_live: bool,
     pub(crate) lease: Duration,
     /// With enough nodes but not all: the round begins when no further one has come for so long.
     pub(crate) last_call: Duration,
@@ -38,6 +40,7 @@ impl Rules {
             nodes_max: self.nodes_max,
             is_static: self.is_static,
             max_restarts: self.max_restarts,
+            recovers_live: self.recovers_live,
             lease: self.lease,
             outage: self.outage,
         }
@@ -93,6 +96,7 @@ mod tests {
                 nodes_max: 2,
                 is_static: false,
                 max_restarts: 0,
+                recovers_live: false,
                 lease: Duration::from_secs(3),
                 last_call: Duration::ZERO,
                 join_timeout: Duration::ZERO,

@@ -110,9 +110,12 @@ impl World {
         let report = |world: &Self, node: usize, blames, later: Duration| {
             let at = record.position(world.nodes[node].agent.id()).unwrap_or(0);
             let begun = begun.get(&node).copied().unwrap_or(world.now);
+            let ranks = world.nodes[node].ranks.as_ref();
+            let slot = ranks.and_then(|ranks| ranks.slots.first()).copied();
+            let local_rank = slot.unwrap_or(0);
             let failure = Failure {
-                rank: record.first_rank(at),
-                local_rank: 0,
+                rank: record.members[at].first + local_rank,
+                local_rank,
                 pid: 1,
                 blames,
                 after: (world.now + later).saturating_sub(begun),
@@ -126,12 +129,14 @@ impl World {
                 failure,
                 at_us: (world.clock_of(node) + later).as_micros() as u64,
                 is_later: false,
+                recovers: world.rules.recovers_live,
             })
         };
         let first = report(self, node, None, Duration::ZERO);
         let culprit = first.failure.rank;
         self.handle(Event::RankFails(node, token, first));
-        if !victims {
+        // The ranks of a job that recovers live wait for the next generation instead.
+        if !victims || self.rules.recovers_live {
             return;
         }
         for other in 0..self.nodes.len() {

@@ -25,7 +25,7 @@ pub(super) fn check_start(world: &World, node: usize, record: &Record) {
     let mut ranks: Vec<usize> = Vec::new();
     for place in 0..size {
         let first = record.first_rank(place);
-        ranks.extend(first..first + record.members[place].nproc);
+        ranks.extend(first..first + record.members[place].slots.len());
     }
     assert!(
         ranks.iter().copied().eq(0..record.world()),
@@ -40,6 +40,23 @@ pub(super) fn check_start(world: &World, node: usize, record: &Record) {
         if *number < record.id.number {
             check_order(&other.record, record);
         }
+    }
+}
+
+/// Ranks go on in a round that continues theirs, and nowhere else.
+pub(super) fn check_going_on(node: usize, before: Option<&Running>, record: &Record) {
+    match (before, record.continues) {
+        (None, None) => {}
+        (Some(before), Some(started)) => {
+            let same = before.record.continues.unwrap_or(before.record.id);
+            assert_eq!(same, started, "node {node} has ranks of other processes");
+            assert_eq!(
+                before.waits_for,
+                Some(record.id),
+                "the generation before has not ended on node {node}"
+            );
+        }
+        _ => panic!("node {node} has ranks already"),
     }
 }
 
@@ -86,10 +103,13 @@ pub(super) fn check(world: &World) {
             (Ranks::None, Some(_)) => panic!("node {place} has forgotten its ranks"),
         }
     }
+    // A round whose generation has ended somewhere commits no step.
     let is_whole = |record: &Record| {
         record.members.iter().all(|member| {
             world.nodes.iter().any(|node| {
-                let same = |running: &Running| running.record.id == record.id;
+                let same = |running: &Running| {
+                    running.record.id == record.id && running.waits_for.is_none()
+                };
                 node.agent.id() == member.id && node.ranks.as_ref().is_some_and(same)
             })
         })

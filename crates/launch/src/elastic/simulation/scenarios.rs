@@ -53,6 +53,45 @@ fn a_node_that_dies_is_left_out_within_its_lease() {
     check(&rules, 2, &[Fault::PowerOff(1)], &[0], ms(4500));
 }
 
+/// Of a job that recovers live: the next round has these nodes, and continues the first or starts all ranks anew.
+fn check_live(faults: &[Fault], members: &[usize], ranks: Option<usize>) {
+    let rules = Rules {
+        recovers_live: true,
+        ..rules(1, 3)
+    };
+    for seed in 0..40 {
+        let mut world = running(seed, rules.clone(), 3);
+        let before = world.whole_round().expect("checked").0.id;
+        for fault in faults {
+            world.fault(ms(10_000), fault.clone());
+        }
+        world.run(ms(17_000));
+        let (record, _) = world.whole_round().expect("a round");
+        let scene = format!("seed {seed}: {faults:?} {record:?}");
+        assert_eq!(nodes_of(record), members, "{scene}");
+        assert_eq!(record.continues, ranks.map(|_| before), "{scene}");
+        assert!(ranks.is_none_or(|ranks| record.world() == ranks), "{scene}");
+    }
+}
+
+#[test]
+fn the_ranks_that_are_left_go_on_after_a_loss() {
+    let rank = |node| Fault::RankFails {
+        node,
+        code: 7,
+        victims: false,
+    };
+    // The nodes have one, two and three ranks.
+    check_live(&[rank(2)], &[0, 1, 2], Some(5));
+    check_live(&[rank(1), rank(2)], &[0, 1, 2], Some(4));
+    check_live(&[Fault::PowerOff(1)], &[0, 2], Some(4));
+    check_live(&[Fault::CutOff(vec![2])], &[0, 1], Some(3));
+    // The store moves at once.
+    check_live(&[Fault::Kill(0)], &[1, 2], Some(5));
+    // The others cannot tell which side is cut off, and end their ranks before they replace it.
+    check_live(&[Fault::PowerOff(0)], &[1, 2], None);
+}
+
 #[test]
 fn a_stopped_agent_is_left_out_within_its_lease() {
     check(&rules(1, 3), 3, &[Fault::Stop(1)], &[0, 2], ms(4500));

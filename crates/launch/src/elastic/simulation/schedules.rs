@@ -36,6 +36,7 @@ fn check(seed: u64, is_outside: bool) {
     let mut rules = rules(nodes_min, nodes_max);
     rules.max_restarts = dice.below(4) as u32;
     rules.outage = is_outside.then_some(ms(15_000));
+    rules.recovers_live = seed % 2 == 1;
     let hosts = 1 + dice.below(nodes as u64);
     let arrivals: Vec<_> = (0..nodes as u64)
         .map(|node| {
@@ -54,6 +55,7 @@ fn check(seed: u64, is_outside: bool) {
     let work = ms(2000 + dice.below(60_000));
     let mut world = World::new(seed, rules, work, &arrivals);
     world.slow_ends = true;
+    world.some_are_unable = true;
     // Faults name agents by the order in which they come.
     let mut struck = BTreeSet::new();
     for _ in 0..dice.below(6) {

@@ -47,6 +47,7 @@ fn report(fails: &Fails) -> Report {
         },
         at_us: fails.at_us,
         is_later: fails.is_later,
+        recovers: false,
     }
 }
 
@@ -54,11 +55,7 @@ fn report(fails: &Fails) -> Report {
 /// wait.
 fn decide(fails: &[Fails]) -> String {
     let ids = [0, 1, 2].map(AgentId);
-    let mut pages = ids.map(|id| Page {
-        noticed: Some(ROUND),
-        state: State::Running(ROUND),
-        ..Page::new(id)
-    });
+    let mut pages = pages();
     let mut ages = [Ages::default(); 3];
     for failed in fails {
         pages[failed.node].state = State::Failed(ROUND, Box::new(report(failed)));
@@ -69,46 +66,10 @@ fn decide(fails: &[Fails]) -> String {
             pages[failed.node].way = Some(Reading { round, least_us });
         }
     }
-    let record = Record {
-        id: ROUND,
-        phase: Phase::Running(Ports::default()),
-        members: pages.iter().map(Page::as_member).collect(),
-        before: Vec::new(),
-        taken_over: false,
-        restarts: 0,
-        why: Why::Start,
-    };
-    let rules = Rules {
-        nodes_min: 3,
-        nodes_max: 3,
-        ..Rules::example()
-    };
     let seen: Vec<_> = (pages.into_iter().zip(ages))
         .map(|(page, ages)| Seen { page, ages })
         .collect();
-    let known = Known {
-        rules: &rules,
-        me: ids[0],
-        state: &State::Idle,
-        ranks: Ranks::None,
-        accepted: ROUND,
-        is_attached: true,
-        is_host: true,
-        record: Some(&record),
-        record_age: ms(0),
-        memory: Some(&record),
-        pages: &seen,
-        dead: &BTreeSet::new(),
-        highest: 1,
-        lost: None,
-        contact: ms(0),
-        was_away: false,
-        waited: ms(0),
-        is_publishing: false,
-        unreached: None,
-        refused: None,
-    };
-    match known.first_failure(&record) {
+    with_known(&seen, |known, record| match known.first_failure(record) {
         Cause::None => "none".to_owned(),
         Cause::Wait(left) => format!("wait {} ms", left.as_millis()),
         Cause::Found(report) => {
@@ -121,7 +82,84 @@ fn decide(fails: &[Fails]) -> String {
             });
             format!("{}{}", report.failure.rank, also.collect::<String>())
         }
+    })
+}
+
+/// Three agents in a round.
+fn pages() -> [Page; 3] {
+    [0, 1, 2].map(AgentId).map(|id| Page {
+        noticed: Some(ROUND),
+        state: State::Running(ROUND),
+        ..Page::new(id)
+    })
+}
+
+fn with_known<T>(seen: &[Seen], ask: impl FnOnce(&Known<'_>, &Record) -> T) -> T {
+    let record = Record {
+        id: ROUND,
+        phase: Phase::Running(Ports::default()),
+        continues: None,
+        members: seen.iter().map(|seen| seen.page.as_member()).collect(),
+        before: Vec::new(),
+        taken_over: false,
+        restarts: 0,
+        why: Why::Start,
     }
+    .with_new_processes();
+    let rules = Rules {
+        nodes_min: 3,
+        nodes_max: 3,
+        ..Rules::example()
+    };
+    let known = Known {
+        rules: &rules,
+        me: AgentId(0),
+        state: &State::Idle,
+        ranks: Ranks::None,
+        accepted: ROUND,
+        is_attached: true,
+        is_host: true,
+        record: Some(&record),
+        record_age: ms(0),
+        memory: Some(&record),
+        pages: seen,
+        dead: &BTreeSet::new(),
+        highest: 1,
+        lost: None,
+        contact: ms(0),
+        was_away: false,
+        waited: ms(0),
+        is_publishing: false,
+        unreached: None,
+        refused: None,
+    };
+    ask(&known, &record)
+}
+
+/// Which rank hangs, and for how long it may end by itself, if these ranks wait for `ms(waited)` and each blames another.
+fn hung(complaints: &[(usize, usize)], waited: u64) -> Option<(usize, Duration)> {
+    let mut pages = pages();
+    for (by, of) in complaints {
+        let (round, by, of) = (ROUND, *by, *of);
+        pages[by].complaints.push(Complaint { round, by, of });
+    }
+    let ages = Ages {
+        complaints: ms(waited),
+        ..Ages::default()
+    };
+    let seen = pages.map(|page| Seen { page, ages });
+    let hung = with_known(&seen, |known, record| known.hung(record));
+    hung.map(|(complaint, left)| (complaint.of, left))
+}
+
+#[test]
+fn a_rank_that_others_wait_for_hangs_and_one_that_waits_itself_does_not() {
+    assert_eq!(hung(&[], 9000), None);
+    assert_eq!(hung(&[(0, 2)], 300), Some((2, ms(700))));
+    assert_eq!(hung(&[(0, 2), (1, 2)], 5000), Some((2, ms(0))));
+    assert_eq!(hung(&[(0, 1), (1, 2)], 5000), Some((2, ms(0))));
+    // Of two that blame each other one is given up.
+    assert_eq!(hung(&[(0, 1), (1, 0)], 5000), Some((1, ms(0))));
 }
 
 fn check(fails: &[Fails], expect: &str) {

@@ -1,0 +1,93 @@
+//! Live recovery over several nodes: what this node's ranks do while the launchers agree on the next generation.
+//!
+//! ```text
+//!  supervisor                        agent                           the other agents
+//!    a rank is lost           ---->  its page: failed        ---->   the next round continues this one
+//!    ends the generation      <----  regroup                 <----
+//!    these slots go on        ---->  its page: ready, slots  ---->   all are ready: the round runs
+//!    publishes the next one   <----  go on                   <----
+//! ```
+
+use std::time::Instant;
+
+use paceline_rendezvous::page::Generation;
+
+use super::{Regrouping, Stage, Supervisor};
+use crate::judge::Fault;
+use crate::report::{Failure, count};
+use crate::worker::KILLED_ENDS_WITHIN;
+
+impl Supervisor<'_> {
+    /// A rank of this node has failed, and it is dead: the others end their generation, and the launchers agree on the next.
+    pub(super) fn tell_of_loss(&mut self, failure: Failure) {
+        let newest = self.page.newest_generation();
+        self.page.end_generation(newest, failure.rank);
+        self.seen.lost = Some(failure);
+        self.regrouping = Some(Regrouping::Told);
+    }
+
+    pub(super) fn regroup(&mut self, culprit: Option<usize>) {
+        if self.stage == Stage::Running && !self.page.is_revoked() {
+            let newest = self.page.newest_generation();
+            self.page.end_generation(newest, culprit);
+            let hangs = culprit.and_then(|rank| self.local(rank));
+            let hangs = hangs.filter(|rank| self.workers.states[*rank].exit.is_none());
+            if let (Some(rank), None) = (hangs, &self.given_up) {
+                let failure = self.describe(rank, Fault::Stalled, None, self.started.elapsed());
+                self.workers.kill(rank);
+                self.given_up = Some((failure, Instant::now() + KILLED_ENDS_WITHIN));
+            }
+        }
+        self.regrouping = Some(Regrouping::Asked);
+        self.regroup_when_dead();
+    }
+
+    /// Says which ranks go on, once a rank that is being killed has ended. Says when to look again.
+    pub(super) fn regroup_when_dead(&mut self) -> Option<Instant> {
+        if self.regrouping != Some(Regrouping::Asked) {
+            return None;
+        }
+        if let Some((failure, until)) = self.given_up.take()
+            && self.workers.states[failure.local_rank].exit.is_none()
+        {
+            let is_over = Instant::now() >= until;
+            if !is_over {
+                self.given_up = Some((failure, until));
+                return Some(until);
+            }
+            // A process that even SIGKILL does not end could still be heard by the others.
+            self.answer(None);
+            return None;
+        }
+        let states = &self.workers.states;
+        let goes_on = |rank: &usize| states[*rank].exit.is_none() && !states[*rank].is_new;
+        let left = self.roster.members().iter().copied().filter(goes_on);
+        let left: Vec<usize> = left.collect();
+        let is_able = self.stage == Stage::Running
+            && !self.page.is_revoked()
+            && left.iter().all(|rank| self.page.slot(*rank).recovers());
+        self.answer(is_able.then_some(left));
+        None
+    }
+
+    fn answer(&mut self, slots: Option<Vec<usize>>) {
+        self.regrouping = Some(Regrouping::Answered);
+        self.coordinator.regrouped(slots);
+    }
+
+    /// All nodes are ready. Those of its ranks that have died since are lost in this generation.
+    pub(super) fn go_on_in(&mut self, next: &Generation, why: &str) {
+        self.page.publish(next);
+        self.generation = next.number;
+        if let (0, Some(first)) = (next.first, next.members.first()) {
+            self.output.show_first(*first);
+        }
+        self.roster.go_on(&next.members, &self.workers.states);
+        self.mark_members();
+        self.seen.lost = None;
+        self.seen.complaints.clear();
+        self.regrouping = None;
+        let verb = if next.world == 1 { "goes" } else { "go" };
+        eprintln!("{why}; {} {verb} on", count(next.world, "rank"));
+    }
+}

@@ -1,0 +1,177 @@
+//! Live recovery over two nodes, in network namespaces: a rank, a node or the cable between them is lost, and the others end with
+//! the same bits in the same processes.
+
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::{Signal, kill_process};
+use tempfile::tempdir;
+
+use super::support::{LIMIT, PACELINE, Running, command, metrics, paceline, steps};
+
+const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
+const STEPS: u64 = 270;
+
+/// Two connected nodes that share a folder. The arguments are the program of both; `b.out` and `b.err` have what the second says.
+/// A process keeps the network of the second when its launcher is killed. `FAULT` strikes when something is written to `strike`. It ends with the code of `SURVIVOR`.
+const TWO_NODES: &str = r#"
+hostname host-a
+ip link set lo up
+mkfifo connected strike
+node='hostname host-b; ip link set lo up; read _ < connected; ip addr add 10.77.0.2/24 dev pace0
+ip link set pace0 up; sleep 100 & echo $! > keeper; exec "$@" > b.out 2> b.err'
+unshare --net --uts sh -c "$node" sh "$@" &
+b=$!
+own=$(readlink /proc/self/ns/net)
+until [ "$(readlink /proc/$b/ns/net)" != "$own" ]; do sleep 0.01; done
+ip link add pace0 type veth peer name pace0 netns $b
+ip addr add 10.77.0.1/24 dev pace0
+ip link set pace0 up
+"$@" &
+a=$!
+echo > connected
+read _ < strike
+eval "$FAULT"
+eval "wait \$$SURVIVOR"
+code=$?
+kill $a $b $(cat keeper)
+wait
+exit $code
+"#;
+
+/// A fault and its outcome.
+struct Case {
+    nodes: &'static str,
+    /// The process of this rank is killed, or stopped.
+    rank: Option<(usize, Signal)>,
+    /// A command of the shell that has the nodes.
+    fault: &'static str,
+    survivor: &'static str,
+    says: &'static [&'static str],
+}
+
+#[track_caller]
+fn check(hash: &str, case: &Case) {
+    let folder = tempdir().expect("a folder");
+    let run = format!(
+        "{PACELINE} run --nnodes {} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --rdzv-conf lease=1.5 \
+         --nproc-per-node 2 --recovery live {PACELINE} train --run-dir run {JOB} --recovery live \
+         --timeout-seconds 3",
+        case.nodes
+    );
+    let namespaces = ["--user", "--map-root-user", "--net", "--uts"];
+    let words = namespaces.into_iter().chain(["sh", "-c", TWO_NODES, "sh"]);
+    let mut command = command(
+        folder.path(),
+        "unshare",
+        words.chain(run.split_whitespace()),
+    );
+    command
+        .env("PACELINE_JOB_TOKEN", "5e".repeat(32))
+        .env("FAULT", case.fault)
+        .env("SURVIVOR", case.survivor);
+    let job = Running::start(command);
+    job.has_printed("[rank 0] epoch 1/3");
+    if let Some((rank, signal)) = case.rank {
+        kill_process(job.rank(rank), signal).expect("the rank runs");
+    }
+    std::fs::write(folder.path().join("strike"), "\n").expect("the shell reads");
+    let ended = job.ended(LIMIT);
+    let told = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("output");
+    let (out, err) = match case.survivor {
+        "a" => (ended.out, ended.err),
+        _ => (told("b.out"), told("b.err")),
+    };
+    assert_eq!(ended.code, Some(0), "{out}{err}\nb: {}", told("b.err"));
+    for part in case.says {
+        assert!(err.contains(part), "no {part:?} in {err}");
+    }
+    assert_whole(folder.path(), hash);
+}
+
+/// The job has a record of each step and ended with these weights.
+#[track_caller]
+fn assert_whole(folder: &Path, hash: &str) {
+    let records = metrics(&folder.join("run"));
+    assert_eq!(steps(&records, "step"), (1..=STEPS).collect::<Vec<_>>());
+    let end = records.last().map(|record| &record["weights_sha256"]);
+    assert_eq!(end, Some(&hash.into()));
+    let proof = "epochs    1 to 3: each of 1437 samples was used exactly once";
+    let ledger = paceline(folder, "ledger verify run");
+    assert!(ledger.is_well().out.contains(proof), "{}", ledger.out);
+}
+
+#[test]
+fn two_nodes_go_on_without_what_was_lost() {
+    let namespaces = ["--user", "--map-root-user", "--net", "--uts"];
+    let can = Command::new("unshare")
+        .args(namespaces)
+        .args(["ip", "link", "set", "lo", "up"])
+        .output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        paceline_testing::skipped("network namespaces cannot be made here, or `ip` is missing");
+        return;
+    }
+    let folder = tempdir().expect("a folder");
+    let line = format!("train --run-dir whole {JOB} --nproc-per-node 1");
+    let undisturbed = paceline(folder.path(), &line);
+    let hash = undisturbed.is_well().hash();
+    for case in [
+        // A rank of the second node; rank 0, whose node has the store.
+        Case {
+            nodes: "2",
+            rank: Some((3, Signal::KILL)),
+            fault: ":",
+            survivor: "a",
+            says: &[
+                "rank 3 (node 1, host host-b",
+                "(SIGKILL)",
+                "; 3 ranks go on",
+            ],
+        },
+        Case {
+            nodes: "2",
+            rank: Some((0, Signal::KILL)),
+            fault: ":",
+            survivor: "b",
+            says: &[
+                "rank 0 (node 0, host host-a",
+                "(SIGKILL)",
+                "; 3 ranks go on",
+            ],
+        },
+        // A rank that hangs, as those of the other node notice.
+        Case {
+            nodes: "2",
+            rank: Some((3, Signal::STOP)),
+            fault: ":",
+            survivor: "a",
+            says: &["rank 3 hangs, as rank ", "; 3 ranks go on"],
+        },
+        // A whole node; the one with the store.
+        Case {
+            nodes: "1:2",
+            rank: None,
+            fault: "kill -9 $b",
+            survivor: "a",
+            says: &["host-b", "; 2 ranks go on"],
+        },
+        Case {
+            nodes: "1:2",
+            rank: None,
+            fault: "kill -9 $a",
+            survivor: "b",
+            says: &["store was lost", "; 2 ranks go on"],
+        },
+        // The node without the store is cut off, and ends its ranks.
+        Case {
+            nodes: "1:2",
+            rank: None,
+            fault: "ip link set pace0 down",
+            survivor: "a",
+            says: &["host-b has given no sign of life", "; 2 ranks go on"],
+        },
+    ] {
+        check(hash, &case);
+    }
+}
