@@ -303,6 +303,7 @@ impl Agent {
                     };
                     self.ranks = Ranks::Live(record.id);
                     self.page.stop = None;
+                    self.page.is_spent = false;
                     self.set_state(now, State::Running(record.id), commands);
                     commands.push(Command::Start(Box::new(record)));
                 }
@@ -520,6 +521,7 @@ impl Agent {
     ) {
         self.page.accepted = round;
         let has_ranks = !slots.is_empty();
+        self.page.is_spent = !has_ranks;
         self.page.slots = slots;
         if has_ranks {
             self.opening = Some(round);

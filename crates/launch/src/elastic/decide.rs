@@ -506,12 +506,18 @@ impl Known<'_> {
             return Wait::for_news("the ranks run");
         }
         let room = self.rules.nodes_max - record.members.len();
+        // The page of one that was just left out may still say that its ranks run.
+        let has_ranks = |page: &Page| matches!(page.state, State::Running(_));
         let mut newcomers = self.able(&[]);
-        newcomers.retain(|page| record.position(page.id).is_none());
+        newcomers.retain(|page| record.position(page.id).is_none() && !has_ranks(page));
+        // A node whose ranks have failed comes back at the price of a restart.
+        let is_left = record.restarts < self.rules.max_restarts;
+        newcomers.retain(|page| is_left || !page.is_spent);
+        let price = u32::from(newcomers.iter().any(|page| page.is_spent));
         match self.last_call(&newcomers, room) {
             Some(Duration::ZERO) if !newcomers.is_empty() => {
                 let why = Why::Joined(newcomers.len().min(room));
-                self.reform(record, &[], why, record.restarts)
+                self.reform(record, &[], why, record.restarts + price)
             }
             Some(left) => Wait::at_most(left, "more nodes may come"),
             None => Wait::for_news("the ranks run"),

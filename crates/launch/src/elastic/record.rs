@@ -61,6 +61,8 @@ pub(crate) struct Page {
     pub(crate) state: State,
     /// The ranks that go on in the round that it is ready for, by their local numbers, if the round continues another.
     pub(crate) slots: Vec<usize>,
+    /// All its ranks failed, and the others went on without them.
+    pub(crate) is_spent: bool,
     /// Ranks here that wait for the next generation, and the rank that each blames.
     pub(crate) complaints: Vec<Complaint>,
     /// The newest record this agent knows, if the store that it is at does not have it: the job has gone on elsewhere.

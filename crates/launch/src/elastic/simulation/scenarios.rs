@@ -57,6 +57,7 @@ fn a_node_that_dies_is_left_out_within_its_lease() {
 fn check_live(faults: &[Fault], members: &[usize], ranks: Option<usize>) {
     let rules = Rules {
         recovers_live: true,
+        max_restarts: 0,
         ..rules(1, 3)
     };
     for seed in 0..40 {
@@ -84,6 +85,8 @@ fn the_ranks_that_are_left_go_on_after_a_loss() {
     // The nodes have one, two and three ranks.
     check_live(&[rank(2)], &[0, 1, 2], Some(5));
     check_live(&[rank(1), rank(2)], &[0, 1, 2], Some(4));
+    // All ranks of a node: it does not come back without a restart.
+    check_live(&[rank(0)], &[1, 2], Some(5));
     check_live(&[Fault::PowerOff(1)], &[0, 2], Some(4));
     check_live(&[Fault::CutOff(vec![2])], &[0, 1], Some(3));
     // The store moves at once.
