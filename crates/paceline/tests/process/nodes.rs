@@ -12,8 +12,9 @@ use super::support::{LIMIT, PACELINE, Running, command, metrics, paceline, steps
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
 const STEPS: u64 = 270;
 
-/// Two connected nodes that share a folder. The arguments are the program of both; `b.out` and `b.err` have what the second says.
-/// A process keeps the network of the second when its launcher is killed. `FAULT` strikes when something is written to `strike`. It ends with the code of `SURVIVOR`.
+/// Two connected nodes that share a folder. The arguments are the program of both. `a.err`, `b.out` and `b.err` have what they
+/// say. A process keeps the network of the second when its launcher is killed. `FAULT` strikes when something is written to
+/// `strike`. It ends with the code of `SURVIVOR`.
 const TWO_NODES: &str = r#"
 hostname host-a
 ip link set lo up
@@ -27,8 +28,9 @@ until [ "$(readlink /proc/$b/ns/net)" != "$own" ]; do sleep 0.01; done
 ip link add pace0 type veth peer name pace0 netns $b
 ip addr add 10.77.0.1/24 dev pace0
 ip link set pace0 up
-"$@" &
+"$@" 2> a.err &
 a=$!
+until grep -q " joined (" a.err; do sleep 0.05; done
 echo > connected
 read _ < strike
 eval "$FAULT"
@@ -54,7 +56,7 @@ struct Case {
 fn check(hash: &str, case: &Case) {
     let folder = tempdir().expect("a folder");
     let run = format!(
-        "{PACELINE} run --nnodes {} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --rdzv-conf lease=1.5 \
+        "{PACELINE} run --nnodes {} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --rdzv-conf lease=1.5,last_call_timeout=30 \
          --nproc-per-node 2 --recovery live {PACELINE} train --run-dir run {JOB} --recovery live \
          --timeout-seconds 3",
         case.nodes
@@ -79,7 +81,7 @@ fn check(hash: &str, case: &Case) {
     let ended = job.ended(LIMIT);
     let told = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("output");
     let (out, err) = match case.survivor {
-        "a" => (ended.out, ended.err),
+        "a" => (ended.out, told("a.err")),
         _ => (told("b.out"), told("b.err")),
     };
     assert_eq!(ended.code, Some(0), "{out}{err}\nb: {}", told("b.err"));
