@@ -66,6 +66,10 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
+    pub(crate) fn model(&self) -> &M {
+        self.model
+    }
+
     /// Whether ranks have parts of the state, the same answer on all of them.
     pub(crate) fn is_dealt(&self, ddp: &Ddp) -> bool {
         ddp.is_split() || ddp.has_hook_state() || matches!(self.optimizer, OptimizerRef::Sharded(_))

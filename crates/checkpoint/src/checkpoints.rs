@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::tensor::Bytes;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::StepPlan;
-use paceline_ddp::{Ddp, Recovery};
+use paceline_ddp::{Ddp, DdpError, Recovery};
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
@@ -26,6 +26,7 @@ use crate::ledger::{self, Committed, Ledger};
 use crate::memory::{self, Copies, Copying};
 use crate::remote::{Remote, Uploader};
 use crate::saved::{Places, Saved};
+use crate::snapshot::Snapshots;
 
 /// Number of checkpoints kept by default.
 const KEEP: usize = 3;
@@ -103,6 +104,9 @@ pub struct Checkpoints {
     uploader: Option<Arc<Uploader>>,
     /// Of which steps used which samples; on rank 0 only, from the first recorded step on.
     ledger: Option<Ledger>,
+    snapshots: Snapshots,
+    /// Whether the ranks have gone back since the last recorded step.
+    has_gone_back: bool,
     /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
     unwritten: Vec<Committed>,
     /// Of this rank's gradients, from the first recorded step on.
@@ -179,6 +183,8 @@ impl Checkpoints {
             remote: None,
             uploader: None,
             ledger: None,
+            snapshots: Snapshots::default(),
+            has_gone_back: false,
             unwritten: Vec::new(),
             digests: None,
             opened: SystemTime::now(),
@@ -190,6 +196,13 @@ impl Checkpoints {
     #[must_use]
     pub fn keep(mut self, keep: usize) -> Self {
         self.files.keep = keep;
+        self
+    }
+
+    /// Sets how many steps lie between two [snapshots](Self::snapshot); 0 takes none. Default: 0.
+    #[must_use]
+    pub fn snapshot_every(mut self, steps: u64) -> Self {
+        self.snapshots = Snapshots::every(steps);
         self
     }
 
@@ -280,8 +293,70 @@ impl Checkpoints {
         model: &M,
         checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
     ) -> Result<(), CheckpointError> {
-        let folder = &self.files.folder;
-        ddp.admit(model, |ddp| Saved::to_peer(folder, &checkpoint(), ddp))
+        let (folder, generation) = (&self.files.folder, ddp.group().generation());
+        ddp.admit(model, |ddp| Saved::to_peer(folder, &checkpoint(), ddp))?;
+        if ddp.group().generation() != generation {
+            self.snapshots.clear();
+        }
+        Ok(())
+    }
+
+    /// Keeps the state before the next step in memory, if that is [due](Self::snapshot_every), to [go back](Self::go_back) to. All ranks
+    /// call it before each step, also before the first; `checkpoint` is called when one is due.
+    ///
+    /// *Cost*: no message: a digest of the state takes the place of the step's fingerprint. One step in so many, three copies of the
+    /// state and its SHA-256. *Memory*: one copy of the state, two of them during one step.
+    ///
+    /// *Errors*: state that is dealt to the ranks.
+    pub fn snapshot<'a, M: Module + 'a>(
+        &mut self,
+        ddp: &mut Ddp,
+        checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
+    ) -> Result<(), CheckpointError> {
+        if !self.snapshots.is_due(ddp) {
+            return Ok(());
+        }
+        ddp.synchronize()?;
+        let kept = self.snapshots.keep(&self.files.folder, ddp, &checkpoint());
+        kept.map_err(|what| CheckpointError::File {
+            action: "keep a snapshot for",
+            path: self.files.folder.clone(),
+            source: io::Error::other(what),
+        })
+    }
+
+    /// After a step that failed with `error`: the state to go back to if the ranks' weights [differ](DdpError::Diverged) and all had
+    /// the same at a [snapshot](Self::snapshot). [Restore](Saved::restore) it and continue after its [position](Saved::sampler): the
+    /// repeated steps then give the bits of an undisturbed run. All ranks call it.
+    ///
+    /// Checkpoints and records of later steps, which are wrong, are removed or cancelled.
+    ///
+    /// It is `None` for any other error, without a snapshot, and the second time in a row for one snapshot: then the cause is not
+    /// a passing one. Without a majority, rank 0 says after the repeated step which rank was wrong, if that can be told.
+    ///
+    /// *Blocks*: on rank 0, until the last save is on disk. *Errors*: those of that save.
+    pub fn go_back(
+        &mut self,
+        ddp: &Ddp,
+        error: &DdpError,
+    ) -> Result<Option<Saved>, CheckpointError> {
+        if !matches!(error, DdpError::Diverged { .. }) {
+            return Ok(None);
+        }
+        let Some(saved) = self.snapshots.go_back(ddp) else {
+            return Ok(None);
+        };
+        self.follow(ddp)?;
+        self.has_gone_back = true;
+        self.unwritten.clear();
+        if self.group.rank() == 0 {
+            self.wait()?;
+            for lane in std::iter::once(&self.files).chain(&self.memory) {
+                folder::remove_after(&lane.folder, saved.step());
+            }
+            notice!(WARN, "{error}: all ranks go back to step {}", saved.step());
+        }
+        Ok(Some(saved))
     }
 
     /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it on all ranks once the optimizer's step is
@@ -301,12 +376,14 @@ impl Checkpoints {
             };
             digests.append(ddp.next_step(), self.group.generation(), ddp.digests())?;
         }
+        let goes_back = std::mem::take(&mut self.has_gone_back);
+        let committed = || Committed::new(&self.group, ddp, plan).after(goes_back);
         if self.group.rank() == 0 {
-            let committed = Committed::new(&self.group, ddp, plan);
+            let committed = committed();
             return self.append(&committed, |_| true);
         }
         if ddp.recovery() == Recovery::Live {
-            let committed = Committed::new(&self.group, ddp, plan);
+            let committed = committed();
             // Rank 0 has taken part in this step, so it has written all steps before it, unless it is a new one.
             let last = self.unwritten.last();
             if last.is_some_and(|last| last.generation() == committed.generation()) {

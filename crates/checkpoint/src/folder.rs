@@ -110,6 +110,14 @@ pub(crate) fn remove_leftovers(folder: &Path) {
     }
 }
 
+/// Removes the checkpoints of steps after `step`. A failed removal is harmless: the same steps will be saved again.
+pub(crate) fn remove_after(folder: &Path, step: u64) {
+    let later = |path: &PathBuf| step_of(path).is_some_and(|of| of > step);
+    for wrong in list(folder).into_iter().filter(later) {
+        let _ = fs::remove_dir_all(wrong);
+    }
+}
+
 /// The checkpoints in `folder`, oldest first, whole or not.
 pub fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

@@ -81,6 +81,8 @@ struct Terms {
 pub(crate) struct Committed {
     terms: Terms,
     step: Step,
+    /// Whether it is the first one after the ranks have gone back.
+    goes_back: bool,
 }
 
 impl Committed {
@@ -108,7 +110,14 @@ impl Committed {
                 generation,
                 skipped: ddp.has_skipped(),
             },
+            goes_back: false,
         }
+    }
+
+    /// Whether the ranks have gone back before it.
+    pub(crate) fn after(mut self, goes_back: bool) -> Self {
+        self.goes_back = goes_back;
+        self
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -133,18 +142,19 @@ impl Ledger {
 
     /// Whether the process that wrote before this one has not recorded this step.
     pub(crate) fn lacks(&self, committed: &Committed) -> bool {
-        committed.step.step > self.step
+        committed.goes_back || committed.step.step > self.step
     }
 
     /// Appends a step.
     pub(crate) fn record(&mut self, committed: &Committed) -> io::Result<()> {
         let Committed { terms, .. } = committed;
-        if self.terms.as_ref() != Some(terms) {
+        if committed.goes_back || self.terms.as_ref() != Some(terms) {
             // A rank that became rank 0 goes on with the ledger of another process.
             let is_first = self.terms.is_none() && !self.is_taken_over && terms.generation == 0;
             let begin = Begin {
                 version: VERSION,
                 cause: match (is_first, self.lines.count()) {
+                    _ if committed.goes_back => Cause::Back,
                     (false, _) => Cause::Change,
                     (true, 0) => Cause::Start,
                     (true, _) => Cause::Resume,

@@ -53,6 +53,7 @@ mod remote;
 mod remote;
 mod saved;
 mod share;
+mod snapshot;
 mod tensors;
 
 pub use checkpoint::Checkpoint;

@@ -134,6 +134,8 @@ pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, S
         tensor.name = renamed(&tensor.name, ids)?;
         tensor.param_id = tensor.param_id.and_then(|id| ids.get(&id).copied());
     }
+    // Burn's own order differs from process to process.
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
     rest.encode(tensors)
 }
 

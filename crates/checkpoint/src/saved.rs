@@ -1,5 +1,5 @@
 //! A loaded checkpoint: the same on every rank, restored into model and optimizer. A process that replaces a lost rank gets the same
-//! from another rank's memory.
+//! from another rank's memory, and ranks that go back have it in their own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -31,8 +31,8 @@ pub struct Saved {
     told: Told,
     /// The tensors, in the files that rank 0 sees; `None` once restored, and on the other ranks.
     contents: Option<Contents>,
-    /// The optimizer's state, where it came from another rank's memory with the rest.
-    handed_over: Option<Bytes>,
+    /// The tensors that are in memory.
+    in_memory: Option<InMemory>,
     is_restored: bool,
 }
 
@@ -57,12 +57,21 @@ pub enum Origin {
     Peers,
 }
 
+/// The tensors of a checkpoint that was never a file.
+#[derive(Debug)]
+pub(crate) struct InMemory {
+    /// `None` if the model has them: those of another rank travel by themselves.
+    pub(crate) weights: Option<Vec<(String, TensorData)>>,
+    /// The optimizer's state.
+    pub(crate) optimizer: Bytes,
+}
+
 /// The part that rank 0 sends to the others.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+pub(crate) struct Told {
     path: PathBuf,
     origin: Origin,
-    state: State,
+    pub(crate) state: State,
     metadata: BTreeMap<String, String>,
     schedule: Option<Vec<u8>>,
     /// Number of saved optimizer states.
@@ -70,7 +79,46 @@ struct Told {
     damaged: Vec<String>,
 }
 
+impl Told {
+    /// What `checkpoint` has besides its tensors.
+    ///
+    /// *Errors*: what cannot be encoded, in words.
+    pub(crate) fn of<M: Module>(
+        path: &Path,
+        origin: Origin,
+        checkpoint: &Checkpoint<'_, M>,
+        ddp: &Ddp,
+    ) -> Result<Self, String> {
+        let schedule = checkpoint.schedule_state()?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            origin,
+            state: State {
+                ddp: ddp.state_dict(),
+                sampler: checkpoint.sampler,
+                parameters: checkpoint.parameters(),
+                value: checkpoint.value.clone()?,
+                ..State::default()
+            },
+            metadata: BTreeMap::new(),
+            schedule: schedule.map(|schedule| schedule.to_vec()),
+            optimizers: 1,
+            damaged: Vec::new(),
+        })
+    }
+}
+
 impl Saved {
+    /// A state that this rank had in its memory.
+    pub(crate) fn from_memory(told: Told, tensors: InMemory) -> Self {
+        Self {
+            told,
+            contents: None,
+            in_memory: Some(tensors),
+            is_restored: false,
+        }
+    }
+
     /// Reads the newest whole checkpoint of step `last` or before in `folder` on rank 0 and sends it to all ranks, even while a job
     /// writes there; `None` if there is no checkpoint.
     ///
@@ -124,7 +172,7 @@ impl Saved {
         Ok(told.map(|told| Self {
             told,
             contents,
-            handed_over: None,
+            in_memory: None,
             is_restored: false,
         }))
     }
@@ -140,22 +188,7 @@ impl Saved {
             path: path.to_path_buf(),
             source: io::Error::other(what),
         };
-        let schedule = checkpoint.schedule_state().map_err(unusable)?;
-        let told = Told {
-            path: path.to_path_buf(),
-            origin: Origin::Peers,
-            state: State {
-                ddp: ddp.state_dict(),
-                sampler: checkpoint.sampler,
-                parameters: checkpoint.parameters(),
-                value: checkpoint.value.clone().map_err(unusable)?,
-                ..State::default()
-            },
-            metadata: BTreeMap::new(),
-            schedule: schedule.map(|schedule| schedule.to_vec()),
-            optimizers: 1,
-            damaged: Vec::new(),
-        };
+        let told = Told::of(path, Origin::Peers, checkpoint, ddp).map_err(unusable)?;
         let told = serde_json::to_vec(&told).expect("plain data encodes");
         let optimizer = checkpoint.optimizer_state().map_err(unusable)?;
         let len = (told.len() as u64).to_le_bytes();
@@ -174,18 +207,17 @@ impl Saved {
             (rest.split_at_checked(len)).ok_or_else(|| misfit("is too short"))?;
         let told = serde_json::from_slice(told)
             .map_err(|error| misfit(&format!("cannot be read: {error}")))?;
-        Ok(Self {
-            told,
-            contents: None,
-            handed_over: Some(Bytes::from_bytes_vec(optimizer.to_vec())),
-            is_restored: false,
-        })
+        let tensors = InMemory {
+            weights: None,
+            optimizer: Bytes::from_bytes_vec(optimizer.to_vec()),
+        };
+        Ok(Self::from_memory(told, tensors))
     }
 
     /// Restores model, optimizer, gradient scaler, state of the communication hook, step and seed. All ranks call it; a process
     /// that has [joined](Ddp::has_joined) them calls it alone.
     ///
-    /// *Blocks*: until every rank has rank 0's weights.
+    /// *Blocks*: until every rank has rank 0's weights, unless they are in the ranks' own memory.
     ///
     /// *Errors*: `Misfit` if the checkpoint is from another model; failed collectives.
     pub fn restore<M: Module, O: LoadOptimizer>(
@@ -197,9 +229,18 @@ impl Saved {
         if std::mem::replace(&mut self.is_restored, true) {
             return Err(self.misfit("it was already restored".into()));
         }
-        if let Some(state) = self.handed_over.take() {
+        if let Some(InMemory {
+            weights: own,
+            optimizer: state,
+        }) = self.in_memory.take()
+        {
             let state = with_ids(state, &self.ids(&model)).map_err(|what| self.misfit(what))?;
             let optimizer = optimizer.load(state).map_err(|what| self.misfit(what))?;
+            let Some(own) = own else {
+                return Ok((model, optimizer));
+            };
+            ddp.go_back(&self.told.state.ddp)?;
+            let model = weights::import(model, own.into_iter().collect());
             return Ok((model, optimizer));
         }
         let contents = self.contents.take();

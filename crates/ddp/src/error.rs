@@ -89,14 +89,17 @@ pub enum DdpError {
     },
     /// Replicas no longer hold the same weights.
     #[error(
-        "weights differ between ranks at step {step}: {path} on ranks {ranks:?} differs from the other ranks"
+        "weights differ between ranks at step {step}: {}; all ranks had the same at step {since}",
+        Odd(.what, .ranks)
     )]
     Diverged {
         /// Step at whose start the weights were compared.
         step: u64,
-        /// Parameter in which the difference was found.
-        path: String,
-        /// Ranks that differ from the majority.
+        /// In what they differ: elements of a parameter, or the whole state.
+        what: String,
+        /// The last step at whose start all ranks are known to have had the same.
+        since: u64,
+        /// Ranks that differ from the majority; empty if there is no majority.
         ranks: Vec<usize>,
     },
     /// The device failed, or it cannot do what was requested.
@@ -396,6 +399,19 @@ impl DdpError {
 }
 
 paceline_rendezvous::debug_with_hint!(DdpError);
+
+/// Renders a difference in weights.
+struct Odd<'a>(&'a String, &'a Vec<usize>);
+
+impl fmt::Display for Odd<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(what, ranks) = self;
+        match ranks.is_empty() {
+            true => write!(f, "no majority agrees on {what}"),
+            false => write!(f, "{what} on ranks {ranks:?} differ from the other ranks"),
+        }
+    }
+}
 
 /// Renders a mismatch: the item, rank 0's value, and the ranks with other values.
 struct Differing<'a>(&'a String, &'a String, &'a Vec<(usize, String)>);

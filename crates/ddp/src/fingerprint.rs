@@ -2,7 +2,13 @@
 //!
 //! Every step hashes one window of the weights and compares it over all ranks, asynchronously; the
 //! windows go round the whole model. A replica that has drifted is detected within `weights / window` steps at a cost that
-//! does not grow with the model.
+//! does not grow with the model. A digest of the whole state, if the program has one, takes the place of one window.
+//!
+//! By the time of its detection, a wrong replica may have sent wrong gradients, from which all ranks have computed the same wrong
+//! weights. So the weights of the majority are right only if the difference is younger than one step. What all ranks had in
+//! common before it is right in any case.
+
+use std::ops::Range;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
@@ -21,8 +27,14 @@ pub(crate) struct Fingerprint {
     /// Windows of all parameters.
     windows: u64,
     every: u64,
+    /// The digest of the whole state at the start of this step.
+    state: Option<(u64, i64)>,
+    /// The newest step at whose start the whole state was the same on all ranks.
+    agreed: Option<u64>,
     chosen: Option<Chosen>,
     pending: Option<Pending>,
+    /// A difference without a majority, to be looked at again if the ranks go back.
+    undecided: Option<(Subject, Vec<i64>)>,
 }
 
 /// The windows of one parameter.
@@ -34,17 +46,31 @@ struct Windows {
     first: u64,
 }
 
-/// The window to compare next.
-struct Chosen {
-    values: Tensor<1>,
-    path: String,
+/// What is compared, at the start of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Subject {
     step: u64,
+    /// A part of a parameter, or else the whole state.
+    window: Option<(String, Range<usize>)>,
+}
+
+/// What to compare next.
+struct Chosen {
+    subject: Subject,
+    value: Value,
+}
+
+#[expect(clippy::large_enum_variant, reason = "one at a time")]
+enum Value {
+    Window(Tensor<1>),
+    Digest(i64),
 }
 
 struct Pending {
+    subject: Subject,
     ticket: Ticket<i64>,
-    path: String,
-    step: u64,
+    /// Whether it was sent in a group that has failed since.
+    is_old: bool,
 }
 
 impl Fingerprint {
@@ -66,84 +92,197 @@ impl Fingerprint {
             parameters: parameters.collect(),
             windows,
             every,
+            state: None,
+            agreed: None,
             chosen: None,
             pending: None,
+            undecided: None,
         }
     }
 
-    /// Chooses the window of `model` that `step` compares, if it compares any.
+    /// Has `step` compare the digest of the whole state at its start.
+    pub(crate) fn compare_state(&mut self, step: u64, digest: u64) {
+        self.state = Some((step, digest.cast_signed()));
+    }
+
+    /// The newest step at whose start the whole state was the same on all ranks.
+    pub(crate) fn agreed(&self) -> Option<u64> {
+        self.agreed
+    }
+
+    /// Chooses what `step` compares, if it compares anything: the digest of the state, or a window of `model`.
     ///
     /// The values are those of this moment but are read later: on a GPU, reading now would wait for all earlier work.
     pub(crate) fn choose<M: Module>(&mut self, group: &ProcessGroup, model: &M, step: u64) {
         self.chosen = None;
-        let due = self.every > 0 && step.is_multiple_of(self.every) && group.world() > 1;
-        if !due || self.parameters.is_empty() || self.pending.is_some() {
+        // In the same group the other ranks have sent theirs too, and the weights of a repeated step are the same.
+        self.pending = self.pending.take().filter(|sent| !sent.is_old);
+        self.state = self.state.filter(|(of, _)| *of == step);
+        if group.world() == 1 {
+            self.agreed = self.state.take().map(|(of, _)| of).or(self.agreed);
             return;
+        }
+        if self.pending.is_some() {
+            return;
+        }
+        let subject = |window| Subject { step, window };
+        self.chosen = match self.state {
+            Some((_, digest)) => Some(Chosen {
+                subject: subject(None),
+                value: Value::Digest(digest),
+            }),
+            None => self.window(step).and_then(|(id, path, elements)| {
+                Some(Chosen {
+                    value: Value::Window(buffer::window(model, id, elements.clone())?),
+                    subject: subject(Some((path, elements))),
+                })
+            }),
+        };
+    }
+
+    /// The window that is due at `step`.
+    fn window(&self, step: u64) -> Option<(ParamId, String, Range<usize>)> {
+        let is_due = self.every > 0 && step.is_multiple_of(self.every);
+        if !is_due || self.parameters.is_empty() {
+            return None;
         }
         let window = (step / self.every) % self.windows;
         let after = self.parameters.partition_point(|p| p.first <= window);
-        let Windows {
-            id,
-            path,
-            len,
-            first,
-        } = &self.parameters[after - 1];
-        let start = (window - first) as usize * WINDOW_ELEMENTS;
-        let values = buffer::window(model, *id, start..(start + WINDOW_ELEMENTS).min(*len));
-        let path = path.clone();
-        self.chosen = values.map(|values| Chosen { values, path, step });
+        let of = &self.parameters[after - 1];
+        let start = (window - of.first) as usize * WINDOW_ELEMENTS;
+        let end = (start + WINDOW_ELEMENTS).min(of.len);
+        Some((of.id, of.path.clone(), start..end))
     }
 
-    /// After a failed step. With `keeps_sent`, a fingerprint that was sent waits for the repeated step: the other ranks have
-    /// sent theirs, and the weights are the same.
-    pub(crate) fn undo(&mut self, keeps_sent: bool) {
+    /// After a failed step. What was sent waits for the repeated step, or for the result that another rank lends.
+    pub(crate) fn undo(&mut self) {
         self.chosen = None;
-        self.pending = self.pending.take().filter(|_| keeps_sent);
     }
 
-    /// Sends the fingerprint of the chosen window; a second call does nothing.
+    /// Goes on in another group. What was sent counts if another rank lends the step's result.
+    pub(crate) fn change_group(&mut self) {
+        self.undecided = None;
+        if let Some(sent) = &mut self.pending {
+            sent.is_old = true;
+        }
+    }
+
+    /// Forgets what was to be compared, because the ranks go back.
+    pub(crate) fn go_back(&mut self) {
+        (self.chosen, self.pending, self.state) = (None, None, None);
+    }
+
+    /// Sends the hash of what was chosen; a second call does nothing.
     pub(crate) fn send(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
-        let Some(Chosen { values, path, step }) = self.chosen.take() else {
+        let Some(Chosen { subject, value }) = self.chosen.take() else {
             return Ok(());
         };
-        let values = buffer::read([values], "weights")?;
+        let hash = match value {
+            Value::Window(values) => {
+                let read = buffer::read([values], "weights")?;
+                digest(read[0].as_bytes()).cast_signed()
+            }
+            Value::Digest(own) => own,
+        };
         let mut hashes = group.buffer::<i64>(group.world())?;
-        hashes[group.rank()] = digest(values[0].as_bytes()).cast_signed();
+        hashes[group.rank()] = hash;
         let ticket = group.all_gather_async(hashes, AllGather::default());
-        self.pending = Some(Pending { ticket, path, step });
+        self.pending = Some(Pending {
+            subject,
+            ticket,
+            is_old: false,
+        });
         Ok(())
     }
 
-    /// Compares the fingerprints sent.
-    pub(crate) fn check(&mut self) -> Result<(), DdpError> {
-        let Some(Pending { ticket, path, step }) = self.pending.take() else {
+    /// Compares the hashes sent.
+    pub(crate) fn check(&mut self, group: &ProcessGroup) -> Result<(), DdpError> {
+        let Some(Pending {
+            subject, ticket, ..
+        }) = self.pending.take()
+        else {
             return Ok(());
         };
-        let done = ticket.wait()?;
-        let ranks = odd_ones(&done.buffer);
-        if ranks.is_empty() {
-            return Ok(());
+        let hashes = ticket.wait()?.buffer;
+        let verdict = judge(&hashes);
+        if verdict != Verdict::Same {
+            let since = self.known_equal_at(&subject);
+            let step = subject.step;
+            let what = match &subject.window {
+                Some((path, at)) => format!("elements {} to {} of {path}", at.start, at.end - 1),
+                None => "the whole state".into(),
+            };
+            self.undecided = (verdict == Verdict::Undecided).then(|| (subject, hashes.to_vec()));
+            let ranks = match verdict {
+                Verdict::Odd(ranks) => ranks,
+                Verdict::Same | Verdict::Undecided => Vec::new(),
+            };
+            return Err(DdpError::Diverged {
+                step,
+                what,
+                since,
+                ranks,
+            });
         }
-        Err(DdpError::Diverged { step, path, ranks })
+        if subject.window.is_none() {
+            (self.agreed, self.state) = (Some(subject.step), None);
+        }
+        if let Some((_, before)) = self.undecided.take_if(|(of, _)| of.step <= subject.step)
+            && group.rank() == 0
+        {
+            let now = hashes[0];
+            paceline_rendezvous::notice!(WARN, "{}", told(&before, now));
+        }
+        Ok(())
+    }
+
+    /// The last step at whose start the subject is known to have been the same on all ranks.
+    fn known_equal_at(&self, subject: &Subject) -> u64 {
+        let round = self.windows * self.every;
+        let last = subject.window.as_ref();
+        let last = last.map_or(0, |_| subject.step.saturating_sub(round));
+        last.max(self.agreed.unwrap_or(0))
     }
 }
 
-/// The ranks whose value is not the most frequent one. In a tie the lowest rank's value wins.
-fn odd_ones(hashes: &[i64]) -> Vec<usize> {
-    let count = |value: i64| hashes.iter().filter(|h| **h == value).count();
-    let mut best: Option<(i64, usize)> = None;
-    for &hash in hashes {
-        let votes = count(hash);
-        if best.is_none_or(|(_, most)| votes > most) {
-            best = Some((hash, votes));
-        }
-    }
-    let Some((majority, _)) = best else {
-        return Vec::new();
+/// What hashes of all ranks say.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Same,
+    /// These ranks differ from the most frequent hash.
+    Odd(Vec<usize>),
+    /// No hash is the most frequent one.
+    Undecided,
+}
+
+fn judge(hashes: &[i64]) -> Verdict {
+    let count = |value: i64| hashes.iter().filter(|hash| **hash == value).count();
+    let most = hashes.iter().map(|hash| count(*hash)).max().unwrap_or(0);
+    let mut frequent = hashes.iter().filter(|hash| count(**hash) == most);
+    let Some(majority) = frequent.next() else {
+        return Verdict::Same;
     };
-    (0..hashes.len())
-        .filter(|rank| hashes[*rank] != majority)
-        .collect()
+    if frequent.any(|hash| hash != majority) {
+        return Verdict::Undecided;
+    }
+    let odd = (0..hashes.len()).filter(|rank| hashes[*rank] != *majority);
+    match odd.collect::<Vec<_>>() {
+        odd if odd.is_empty() => Verdict::Same,
+        odd => Verdict::Odd(odd),
+    }
+}
+
+/// Which ranks were wrong: those that come to another hash than `before` when all have gone back.
+fn told(before: &[i64], now: i64) -> String {
+    let wrong: Vec<usize> = (0..before.len())
+        .filter(|rank| before[*rank] != now)
+        .collect();
+    match wrong.len() == before.len() {
+        true => "it cannot be told which rank was wrong: computed again, the weights are others on every rank, because a step \
+                 had already used the wrong ones"
+            .into(),
+        false => format!("computed again, the weights are others on ranks {wrong:?}, which were wrong"),
+    }
 }
 
 #[cfg(test)]
@@ -151,18 +290,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_fingerprints_name_nobody() {
-        assert_eq!(odd_ones(&[7, 7, 7]), Vec::<usize>::new());
-    }
-
-    #[test]
     fn the_minority_is_named() {
-        assert_eq!(odd_ones(&[7, 8, 7, 7]), vec![1]);
-        assert_eq!(odd_ones(&[8, 7, 7]), vec![0]);
+        assert_eq!(judge(&[7, 7, 7]), Verdict::Same);
+        assert_eq!(judge(&[7, 8, 7, 7]), Verdict::Odd(vec![1]));
+        assert_eq!(judge(&[8, 7, 7]), Verdict::Odd(vec![0]));
+        assert_eq!(judge(&[9, 7, 8, 7]), Verdict::Odd(vec![0, 2]));
     }
 
     #[test]
-    fn of_two_that_differ_rank_0_counts_as_right() {
-        assert_eq!(odd_ones(&[7, 8]), vec![1]);
+    fn without_a_majority_no_rank_is_named() {
+        assert_eq!(judge(&[7, 8]), Verdict::Undecided);
+        assert_eq!(judge(&[7, 8, 9]), Verdict::Undecided);
+        assert_eq!(judge(&[7, 8, 8, 7]), Verdict::Undecided);
+    }
+
+    #[test]
+    fn of_two_the_one_whose_answer_changes_is_named() {
+        assert!(told(&[7, 8], 7).ends_with("on ranks [1], which were wrong"));
+        assert!(told(&[7, 8], 8).ends_with("on ranks [0], which were wrong"));
+        assert!(told(&[7, 8], 9).starts_with("it cannot be told"));
     }
 }

@@ -145,9 +145,8 @@ impl TrainError {
     /// For an error that all ranks have at the same time: the rank that reports it.
     pub(crate) fn spokesman(&self) -> Option<usize> {
         match self {
-            Self::Ddp(error @ (DdpError::Mismatch { .. } | DdpError::Diverged { .. })) => {
-                error.culprit()
-            }
+            Self::Ddp(error @ DdpError::Mismatch { .. }) => error.culprit(),
+            Self::Ddp(error @ DdpError::Diverged { .. }) => Some(error.culprit().unwrap_or(0)),
             Self::NotFinite { .. }
             | Self::NoCheckpoint { .. }
             | Self::Checkpoint(CheckpointError::Rank0(_)) => Some(0),

@@ -214,6 +214,21 @@ impl Metrics {
         self.flush()
     }
 
+    /// Drops the lines of steps after `step`, which will run again.
+    ///
+    /// *Errors*: the system's.
+    pub fn go_back(&mut self, step: u64) -> Result<(), TrainError> {
+        match &mut self.to {
+            Lines::Kept { lines, .. } => lines.clear(),
+            Lines::File(_) => {
+                self.flush()?;
+                let run = self.path.parent().unwrap_or(Path::new("."));
+                *self = Self::open(run, Some(step))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Adds one line.
     ///
     /// *Errors*: the system's.

@@ -349,32 +349,42 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn run(&mut self) -> Result<End, TrainError> {
         self.follow()?;
         let mut shards = self.ddp.shards();
-        let mut loader = self.loader(self.batches.clone())?;
-        let mut position = None;
+        let mut position = self.batches.state();
+        let mut loader = self.loader(&position)?;
         self.epoch_start = Instant::now();
         loop {
             self.group.set_phase(Phase::DataLoader, self.step);
+            self.keep_snapshot(&position)?;
             let asked = Instant::now();
-            let Some(item) = loader.next() else { break };
-            let (plan, batch) = item.map_err(loader_error)?;
-            self.observer.waited_for_data(asked, Instant::now());
-            let loaded = Loaded {
-                shards: shards.clone(),
-                batch,
+            let done = match loader.next() {
+                Some(item) => {
+                    let (plan, batch) = item.map_err(loader_error)?;
+                    self.observer.waited_for_data(asked, Instant::now());
+                    let loaded = Loaded {
+                        shards: shards.clone(),
+                        batch,
+                    };
+                    self.one_step(&plan, &loaded).map(|()| plan.after)
+                }
+                None => match self.agreed_hash() {
+                    Ok(hash) => {
+                        drop(loader);
+                        return self.finish(&hash, &position);
+                    }
+                    Err(error) => Err(error),
+                },
             };
-            self.one_step(&plan, &loaded)?;
-            if self.ddp.shards() != shards {
-                // What was read ahead is for the shards of before.
+            let has_gone_back = done.is_err();
+            position = done.or_else(|error| self.go_back(error))?;
+            if has_gone_back || self.ddp.shards() != shards {
+                // The samples read ahead are those of other shards, or of later steps.
                 shards = self.ddp.shards();
-                let mut batches = self.batches.clone();
-                batches.load_state_dict(&plan.after)?;
-                loader = self.loader(batches)?;
+                loader = self.loader(&position)?;
             }
-            position = Some(plan.after);
             if self.step < self.schedule.total_steps
                 && let Some(signal) = self.ddp.stop_requested()
             {
-                self.save(&plan.after)?;
+                self.save(&position)?;
                 self.checkpoints.wait()?;
                 self.console.finish();
                 self.console.print(&format!(
@@ -390,12 +400,48 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 return Ok(End::Stopped { signal });
             }
         }
-        drop(loader);
-        self.finish(position.as_ref())
+    }
+
+    /// Keeps the state in memory, if that is due.
+    fn keep_snapshot(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
+        let net = self.net.as_ref().expect("the model is always put back");
+        let (optimizer, progress) = (&self.optimizer, &self.progress);
+        let state = || {
+            Checkpoint::new(net, optimizer)
+                .sampler(sampler)
+                .value(progress)
+        };
+        Ok(self.checkpoints.snapshot(&mut self.ddp, state)?)
+    }
+
+    /// Goes back to the last snapshot if the ranks' weights differ, and returns its position in the data.
+    ///
+    /// *Errors*: `error`, if that does not help.
+    fn go_back(&mut self, error: TrainError) -> Result<SamplerState, TrainError> {
+        let TrainError::Ddp(cause) = &error else {
+            return Err(error);
+        };
+        let Some(mut saved) = self.checkpoints.go_back(&self.ddp, cause)? else {
+            return Err(error);
+        };
+        self.follow()?;
+        let net = self.net.take().expect("the model is always put back");
+        let (optimizer, net) = Optimizer::new(self.config, &mut self.ddp, net)?;
+        let (net, optimizer) = saved.restore(&mut self.ddp, net, optimizer)?;
+        (self.net, self.optimizer) = (Some(net), optimizer);
+        (self.step, self.progress) = (saved.step(), saved.value()?);
+        // Checkpoints of later steps are gone.
+        (self.last_saved, self.has_to_save) = (None, true);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.go_back(self.step)?;
+        }
+        Ok(*saved.sampler()?)
     }
 
     /// Reads this rank's shards ahead.
-    fn loader(&self, batches: ShardedBatches) -> Result<RankLoader<T::Batch>, TrainError> {
+    fn loader(&self, from: &SamplerState) -> Result<RankLoader<T::Batch>, TrainError> {
+        let mut batches = self.batches.clone();
+        batches.load_state_dict(from)?;
         let options = LoaderOptions {
             workers: self.config.workers,
             timeout: self.config.timeout(),
@@ -437,8 +483,16 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn one_step(&mut self, plan: &StepPlan, loaded: &Loaded<T::Batch>) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
+        #[cfg(test)]
+        let net = tests::disturbed(net, self.group.rank(), self.step);
         self.ddp.time_device(self.config.trace == Some(self.step));
-        let reduced = self.reduce(&net, plan, loaded)?;
+        let reduced = match self.reduce(&net, plan, loaded) {
+            Ok(reduced) => reduced,
+            Err(error) => {
+                self.net = Some(net);
+                return Err(error);
+            }
+        };
         self.follow()?;
         let loss = reduced.loss as f32;
         self.judge_numbers(&reduced, loss)?;
@@ -719,7 +773,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 
-    fn finish(&mut self, position: Option<&SamplerState>) -> Result<End, TrainError> {
+    /// The hash of the weights at the end, which all ranks have.
+    fn agreed_hash(&mut self) -> Result<String, TrainError> {
         self.checkpoints.wait()?;
         self.ddp.synchronize()?;
         let net = self.net.as_ref().expect("the model is always put back");
@@ -732,10 +787,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         if !ranks.is_empty() {
             return Err(TrainError::Ddp(DdpError::Diverged {
                 step: self.step,
-                path: "the model".into(),
+                what: "the model".into(),
+                since: self.ddp.agreed_step().unwrap_or(0),
                 ranks,
             }));
         }
+        Ok(hash)
+    }
+
+    fn finish(&mut self, hash: &str, position: &SamplerState) -> Result<End, TrainError> {
         self.observer.close_window(&mut self.ddp, &self.group)?;
         self.follow()?;
         let totals = self
@@ -763,7 +823,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let mut is_told = false;
         // Until the rank that was rank 0 while it told the result still is, so that the result cannot be lost with it.
         while !is_told {
-            if let (true, Some(position)) = (std::mem::take(&mut self.has_to_save), position) {
+            if std::mem::take(&mut self.has_to_save) {
                 self.last_saved = None;
                 self.save(position)?;
                 self.checkpoints.wait()?;
@@ -893,3 +953,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -42,6 +42,8 @@ pub enum Cause {
     Resume,
     /// The ranks or the layout changed within the process.
     Change,
+    /// The ranks went back to a state in memory, because a rank's weights were wrong.
+    Back,
 }
 
 /// A committed step.

@@ -505,6 +505,7 @@ fn a_rank_that_becomes_the_first_records_what_the_lost_ones_had_not() {
                 generation,
                 ..step_of(step, plan)
             },
+            goes_back: false,
         }
     };
     let open = || Ledger::open(folder.path(), UNIX_EPOCH).expect("open");

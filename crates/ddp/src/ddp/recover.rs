@@ -232,6 +232,7 @@ impl Ddp {
         }
         // The group's operations begin anew.
         self.undone = 0;
+        self.fingerprint.change_group();
         let until_now = self.make_reducer(self.plan.clone())?;
         self.reducer.reserve()?;
         Ok(until_now)

@@ -74,6 +74,29 @@ impl Ddp {
         placement::broadcast(&self.group, self.placement.as_deref(), model, weights)
     }
 
+    /// Has the next step compare `digest`, of the whole state after the last one, over all ranks, in place of a window of the
+    /// weights. All ranks call it after the same step.
+    pub fn compare_state(&mut self, digest: u64) {
+        self.fingerprint.compare_state(self.step, digest);
+    }
+
+    /// The newest step at whose start all ranks had the same state, by [`compare_state`](Self::compare_state).
+    pub fn agreed_step(&self) -> Option<u64> {
+        self.fingerprint.agreed()
+    }
+
+    /// Goes back to `state`, which all ranks had. All ranks call it, once each has the weights of that state again.
+    ///
+    /// *Errors*: an impossible scaler state.
+    pub fn go_back(&mut self, state: &DdpState) -> Result<(), DdpError> {
+        if let (Some(scaler), Some(saved)) = (&mut self.scaler, &state.scaler) {
+            scaler.load_state_dict(saved.clone())?;
+        }
+        (self.step, self.options.seed) = (state.step, state.seed);
+        self.fingerprint.go_back();
+        Ok(())
+    }
+
     /// Tells where the tensors are that the models of some ranks lack. The model may have placeholders from now on.
     pub fn set_placement(&mut self, placement: Arc<dyn Placement>) {
         self.placement = Some(placement);

@@ -248,8 +248,15 @@ impl Ddp {
         // thread has submitted. It cannot be sent earlier: another thread submits operations to the group until the last
         // bucket has arrived.
         self.send_fingerprint()?;
-        let checked = self.fingerprint.check();
-        checked.inspect_err(|error| blame(&self.group, error))?;
+        let checked = self.fingerprint.check(&self.group);
+        // The program may go back to a state on which all ranks agreed.
+        let is_final = |error: &&DdpError| {
+            !matches!(error, DdpError::Diverged { .. }) || self.agreed_step().is_none()
+        };
+        if let Some(error) = checked.as_ref().err().filter(is_final) {
+            blame(&self.group, error);
+        }
+        checked?;
         self.group.set_phase(Phase::BetweenSteps, step);
         self.stop = agreed.stop;
         self.is_invited = agreed.admit;
@@ -345,7 +352,7 @@ impl Ddp {
     /// Takes back what a step that failed has changed.
     fn undo<M: Module>(&mut self, model: &M, before: Before) {
         self.write_buffers(model, &before.statistics);
-        self.fingerprint.undo(self.group.health().is_ok());
+        self.fingerprint.undo();
         if let (Some(rounds), Some(phase)) = (&mut self.rounds, before.rounds) {
             rounds.phase = phase;
         }

@@ -140,6 +140,7 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
                 let generation = begin.generation;
                 format!("went on after step {step} on {ranks} as generation {generation}{lost}")
             }
+            Cause::Back => format!("went back to step {step} in memory{lost}"),
         };
         told.push((attempt.began_ms, what));
         if begin.dropped_bytes > 0 {

@@ -27,6 +27,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_hook(settings)?;
     check_recovery(settings)?;
     check_record(settings)?;
+    check_snapshots(settings)?;
     check_shares(settings, ranks, &cited)
 }
 
@@ -156,6 +157,32 @@ fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
             cite(key)
         ),
         "use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint",
+    ))
+}
+
+/// Ranks go back to their own copies, which must be those of all ranks.
+fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let others = [
+        ("zero", config.zero != Zero::Off),
+        ("tp", config.tp.is_some()),
+        ("pp", config.pp.is_some_and(|stages| stages > 1)),
+        ("comm_hook", config.comm_hook != CommHook::None),
+        // The copy on another node would stay.
+        ("memory_checkpoint", config.memory_checkpoint > 0),
+    ];
+    let other = others.into_iter().find(|(_, is_set)| *is_set);
+    let Some((key, _)) = other.filter(|_| config.snapshot_every > 0) else {
+        return Ok(());
+    };
+    let cite = |key| settings.need(key).cite();
+    Err(ConfigError::new(
+        format!(
+            "`snapshot_every` is {}, which does not go with {key} {}",
+            cite("snapshot_every"),
+            cite(key)
+        ),
+        "omit --snapshot-every: the job ends if weights differ, and resumes from a checkpoint",
     ))
 }
 

@@ -370,6 +370,9 @@ settings! {
     memory_checkpoint: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
         "Steps between checkpoints in memory, from which ranks that start again go on; with several nodes another one has a copy; 0 makes none")
         .or("0").needs(Need::Restarts);
+    snapshot_every: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
+        "Steps between copies of the state in memory, to which all ranks go back if one has wrong weights; 0 keeps none")
+        .or("0");
     keep: usize = row(RUN, Kind::Count { min: 1, max: 10_000 },
         "Newest checkpoints to keep")
         .or("3").local();

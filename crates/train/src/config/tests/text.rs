@@ -60,6 +60,7 @@ resume             false                        default
 evaluate_every     0                            default
 save_every         0                            default
 memory_checkpoint  0                            default
+snapshot_every     0                            default
 keep               3                            default
 max_restarts       0                            default
 recovery           live                         default (auto: replicas on the CPU)

@@ -1,0 +1,128 @@
+//! States in memory, to go back to when numbers turn out to be wrong.
+//!
+//! Every rank keeps its own copy of the state of a few steps ago, and its digest is compared over all ranks in the next step. Once
+//! all have the same, the copy counts: whatever has gone wrong on one rank, the ranks restore their own copies and repeat the
+//! steps since. Nothing is sent.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::tensor::{Bytes, TensorData};
+use paceline_ddp::{Ddp, weights};
+use sha2::{Digest, Sha256};
+
+use crate::checkpoint::Checkpoint;
+use crate::record::with_ids;
+use crate::saved::{InMemory, Origin, Saved, Told};
+
+/// The states that a rank keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshots {
+    /// Steps between two of them; 0 keeps none.
+    every: u64,
+    /// Not compared yet.
+    newest: Option<Snapshot>,
+    /// The same on all ranks.
+    agreed: Option<Snapshot>,
+    /// The step to which the ranks went back last.
+    went_back_to: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    told: Told,
+    weights: Vec<(String, TensorData)>,
+    optimizer: Bytes,
+}
+
+impl Snapshots {
+    pub(crate) fn every(steps: u64) -> Self {
+        Self {
+            every: steps,
+            ..Self::default()
+        }
+    }
+
+    /// Whether one is due before the next step of `ddp`.
+    pub(crate) fn is_due(&mut self, ddp: &Ddp) -> bool {
+        self.settle(ddp);
+        let agreed = self.agreed.as_ref().map(Snapshot::step);
+        let is_old = agreed.is_none_or(|step| ddp.next_step() >= step + self.every);
+        self.every > 0 && self.newest.is_none() && is_old
+    }
+
+    /// Keeps `checkpoint`, and has the next step compare it.
+    ///
+    /// *Errors*: what cannot be kept, in words.
+    pub(crate) fn keep<M: Module>(
+        &mut self,
+        path: &Path,
+        ddp: &mut Ddp,
+        checkpoint: &Checkpoint<'_, M>,
+    ) -> Result<(), String> {
+        if checkpoint.is_dealt(ddp) {
+            return Err("the state is dealt to the ranks, and each has only a part of it".into());
+        }
+        let mut told = Told::of(path, Origin::Memory, checkpoint, ddp)?;
+        // Burn's ids differ from rank to rank.
+        let paths = weights::paths(checkpoint.model()).into_iter();
+        let numbered = paths.zip(0_u64..).map(|((id, path), at)| (id, path, at));
+        let numbered: Vec<_> = numbered.collect();
+        let places = numbered.iter().map(|(id, _, at)| (*id, *at)).collect();
+        let parameters = numbered.into_iter().map(|(_, path, at)| (path, at));
+        told.state.parameters = parameters.collect();
+        let optimizer = with_ids(checkpoint.optimizer_state()?, &places)?;
+        let weights = weights::export(checkpoint.model());
+        let mut hasher = Sha256::new();
+        for (path, data) in &weights {
+            hasher.update(path);
+            hasher.update(data.as_bytes());
+        }
+        hasher.update(&optimizer[..]);
+        let digest: [u8; 32] = hasher.finalize().into();
+        let first = digest.first_chunk().expect("a SHA-256 is longer");
+        ddp.compare_state(u64::from_le_bytes(*first));
+        self.newest = Some(Snapshot {
+            told,
+            weights,
+            optimizer,
+        });
+        Ok(())
+    }
+
+    /// Takes the newest state on which all ranks agreed, unless the ranks have gone back to it before: they would again.
+    pub(crate) fn go_back(&mut self, ddp: &Ddp) -> Option<Saved> {
+        self.settle(ddp);
+        self.newest = None;
+        let agreed = self.agreed.take()?;
+        let step = Some(agreed.step());
+        if std::mem::replace(&mut self.went_back_to, step) == step {
+            return None;
+        }
+        Some(Saved::from_memory(
+            agreed.told,
+            InMemory {
+                weights: Some(agreed.weights),
+                optimizer: agreed.optimizer,
+            },
+        ))
+    }
+
+    /// Forgets all, because a rank has joined that has none.
+    pub(crate) fn clear(&mut self) {
+        (self.newest, self.agreed) = (None, None);
+    }
+
+    fn settle(&mut self, ddp: &Ddp) {
+        let newest = self.newest.as_ref().map(Snapshot::step);
+        if newest.is_some() && newest == ddp.agreed_step() {
+            self.agreed = self.newest.take();
+        }
+    }
+}
+
+impl Snapshot {
+    fn step(&self) -> u64 {
+        self.told.state.ddp.step
+    }
+}
