@@ -168,8 +168,9 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
         ("tp", config.tp.is_some()),
         ("pp", config.pp.is_some_and(|stages| stages > 1)),
         ("comm_hook", config.comm_hook != CommHook::None),
-        // The copy on another node would stay.
+        // Copies on another node and in an object store would stay.
         ("memory_checkpoint", config.memory_checkpoint > 0),
+        ("checkpoint_dir", config.checkpoint_dir.is_some()),
     ];
     let other = others.into_iter().find(|(_, is_set)| *is_set);
     let Some((key, _)) = other.filter(|_| config.snapshot_every > 0) else {
