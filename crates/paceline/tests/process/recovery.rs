@@ -137,17 +137,21 @@ const JOINS: &str = " joins as a replacement; ";
 fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
-    for transport in ["shm", "tcp"] {
-        for lost in [&[2][..], &[0], &[0, 3], &[0, 1, 2]] {
-            let folder = tempdir().expect("a folder");
-            let more = format!("--transport {transport} --max-restarts 3 {LONG}");
-            let job = training(folder.path(), &more);
-            lose(&job, lost, Signal::KILL);
-            job.has_complained_of(JOINS, lost.len());
-            let case = format!("{transport} {lost:?}");
-            let says = ["SIGKILL", "; 4 ranks go on"];
-            assert_whole(folder.path(), job, &says, &hash, &case);
-        }
+    let cases = [
+        ("shm", &[2][..]),
+        ("shm", &[0, 1, 2]),
+        ("tcp", &[0]),
+        ("tcp", &[0, 3]),
+    ];
+    for (transport, lost) in cases {
+        let folder = tempdir().expect("a folder");
+        let more = format!("--transport {transport} --max-restarts 3 {LONG}");
+        let job = training(folder.path(), &more);
+        lose(&job, lost, Signal::KILL);
+        job.has_complained_of(JOINS, lost.len());
+        let case = format!("{transport} {lost:?}");
+        let says = ["SIGKILL", "; 4 ranks go on"];
+        assert_whole(folder.path(), job, &says, &hash, &case);
     }
 }
 
