@@ -77,6 +77,7 @@ pub use command::find as find_program;
 pub use contained::Contained;
 pub use error::LaunchError;
 pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};
+pub use memory_folder::is_memory_in_use;
 pub use output::{
     DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
     PrefixTemplate, RankFilter, RunFolder, StreamMap,

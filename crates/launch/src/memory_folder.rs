@@ -3,7 +3,7 @@
 //! The rank that saves the first copy makes the folder. The launcher removes it when the job is over, and the watchdog if the launcher was
 //! killed. If both were killed at once, the next launcher on this host does so. The kernel removes it with the machine's memory.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
@@ -36,9 +36,7 @@ impl MemoryFolder {
         if !is_in_memory {
             return None;
         }
-        // A container with its host's memory has other process ids.
-        let ids = fs::metadata("/proc/self/ns/pid").ok()?.ino();
-        let prefix = format!("paceline-{ids}-");
+        let prefix = prefix()?;
         remove_left(Path::new(PARENT), &prefix);
         let pid = std::process::id();
         let started = Stat::read(pid)?.started;
@@ -62,15 +60,31 @@ impl Drop for MemoryFolder {
 fn remove_left(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let Some((pid, started)) = name.to_str().and_then(|name| launcher(name, prefix)) else {
+        let Some(launcher) = name.to_str().and_then(|name| launcher(name, prefix)) else {
             continue;
         };
-        let lives =
-            Stat::read(pid).is_some_and(|stat| stat.started == started && !stat.has_ended());
-        if let (false, Ok(path)) = (lives, CString::new(entry.path().as_os_str().as_bytes())) {
+        let path = CString::new(entry.path().as_os_str().as_bytes());
+        if let (false, Ok(path)) = (lives(launcher), path) {
             remove(&path);
         }
     }
+}
+
+/// Whether this is the name in `/dev/shm` of the memory of a job whose launcher runs on this machine.
+#[must_use]
+pub fn is_memory_in_use(name: &OsStr) -> bool {
+    let launcher = || launcher(name.to_str()?, &prefix()?);
+    launcher().is_some_and(lives)
+}
+
+/// What the names of all folders begin with. A container with its host's memory has other process ids.
+fn prefix() -> Option<String> {
+    let ids = fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    Some(format!("paceline-{ids}-"))
+}
+
+fn lives((pid, started): (u32, u64)) -> bool {
+    Stat::read(pid).is_some_and(|stat| stat.started == started && !stat.has_ended())
 }
 
 /// Pid and start time of the launcher in a folder's name.
@@ -116,6 +130,8 @@ fn remove_tree(parent: impl AsFd, name: &CStr, depth: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
@@ -136,6 +152,9 @@ mod tests {
         for name in [&mine, &earlier, &elsewhere, "paceline-7-notes"] {
             make(name);
         }
+        let of_now = |pid| OsString::from(format!("{}{pid}-{started}", prefix().unwrap()));
+        assert!(is_memory_in_use(&of_now(me)));
+        assert!(!is_memory_in_use(&of_now(0)) && !is_memory_in_use(OsStr::new(&mine)));
         remove_left(parent.path(), "paceline-7-");
         let mut left: Vec<_> = fs::read_dir(parent.path())
             .unwrap()
