@@ -210,7 +210,7 @@ impl ProcessGroup {
         let (page, slot) = (self.page(), self.slot());
         let mut failed = status.generation();
         let mut why = status.health().err();
-        let limit = match self.is_joining() {
+        let mut limit = match self.is_joining() {
             // The others go on without it, and take it in when they come to it.
             true => Duration::MAX,
             false => self.patience(),
@@ -251,6 +251,12 @@ impl ProcessGroup {
                         && culprit != status.started(self.rank())
                     {
                         slot.set_victim_of(culprit, generation.number);
+                    }
+                    // Its own connection to the store is at fault. The launcher hears of no lost rank then, while the others wait
+                    // for this one: unless something else happens soon, this rank is the lost one.
+                    let has_ended = page.end_of_generation(generation.number).is_some();
+                    if error.culprit().is_none() && !has_ended {
+                        limit = limit.min(LAUNCHER_TIMEOUT);
                     }
                     (failed, why) = (generation.number, Some(error));
                 }
@@ -597,8 +603,10 @@ mod tests {
 
     #[test]
     fn the_launchers_end_of_the_job_ends_the_wait() {
+        let both_have_formed = Barrier::new(2);
         launched(2, Transport::Shm, |page, group| {
             assert!(group.declare_recovery());
+            both_have_formed.wait();
             if group.rank() == 0 {
                 page.revoke(&Revocation {
                     rank: Some(1),

