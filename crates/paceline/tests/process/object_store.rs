@@ -52,8 +52,10 @@ fn a_killed_job_goes_on_elsewhere_from_the_url_alone_with_the_same_bits() {
     paceline(second.path(), "ledger verify runs/mine").check(0, &[]);
     let names = bucket.objects().into_keys();
     let steps: Vec<String> = names.filter(|name| name.ends_with("state.json")).collect();
-    let kept = [500, 520, 540].map(|step| format!("runs/mine/step-{step:010}/state.json"));
-    assert_eq!(steps, kept);
+    // Those between are not uploaded if saves are faster.
+    let newest = "runs/mine/step-0000000540/state.json";
+    assert_eq!(steps.last().map(String::as_str), Some(newest));
+    assert!(steps.len() <= 3, "--keep counts here too: {steps:?}");
 
     // The first machine has an older checkpoint than the store.
     let line = format!(
