@@ -102,6 +102,11 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         why: "with a virtual local rank LOCAL_RANK is 0 for all; our ranks still need to know their place on the job page",
     },
     Difference {
+        name: "PACELINE_MEMORY_FOLDER",
+        how: How::Ours,
+        why: "the folder for checkpoints in memory, which the launcher removes with the job",
+    },
+    Difference {
         name: "PACELINE_LAUNCHER",
         how: How::Ours,
         why: "by it a rank's own children are found and ended",
