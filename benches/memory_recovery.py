@@ -12,9 +12,7 @@ progress to stderr.
 Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
 import argparse
-import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -25,9 +23,9 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from recovery import Follow, rank_pid
+from results import Results, add_program, check_program, path
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "docs/benchmarks/memory_recovery.jsonl"
+OUT = path("memory_recovery.jsonl")
 # A million parameters: 12 MB of state.
 JOB = ["train", "--task", "lm", "--model", "gpt-1m", "--global-batch", "4", "--shards", "4", "--threads-per-rank", "1", "--epochs", "1000",
        "--recovery", "restart", "--max-restarts", "1", "--usage", "off"]
@@ -71,10 +69,12 @@ def kill(program, layout, source, dice):
                 return line["kind"] == "step" and seen["resumed"] is not None
 
             # A line behind the wanted one is read with it, so the step after it may be known as well.
-            first = ledger.until(is_next, job)
+            first, _ = ledger.until(is_next, job)
             lost = max(seen["step"], before) - seen["resumed"]
             goal = seen["resumed"] + lost + 1
-            regained = first if lost == 0 else ledger.until(lambda line: line["kind"] == "step" and line["step"] >= goal, job)
+            regained = first
+            if lost > 0:
+                regained, _ = ledger.until(lambda line: line["kind"] == "step" and line["step"] >= goal, job)
             return {"rank": rank, "saved_every": every, "lost_steps": lost, "next_seconds": first - start, "regained_seconds": regained - start}
         finally:
             job.send_signal(signal.SIGTERM)
@@ -96,29 +96,17 @@ def table(lines):
 def main():
     parser = argparse.ArgumentParser(usage="benches/memory_recovery.py [--kills N] [PROGRAM]")
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("program", nargs="?", default=str(ROOT / "target/release/paceline"))
+    add_program(parser)
     options = parser.parse_args()
-    if not os.access(options.program, os.X_OK):
-        parser.error(f"there is no program {options.program}")
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    lines = []
-
-    def record(**line):
-        lines.append({"started": started, **line})
-        with open(OUT, "a", encoding="utf-8") as out:
-            print(json.dumps(lines[-1]), file=out)
-
-    record(record="setup", commit=commit.stdout.strip(), program=Path(options.program).parent.name,
-           machine=f"{os.cpu_count()} cores, {platform.system()} {platform.release()}", load=os.getloadavg()[0])
+    check_program(parser, options.program)
+    results = Results(OUT, options.program)
     dice = random.Random(7)
     for number in range(options.kills):
         print(f"kill {number + 1} of {options.kills}", file=sys.stderr)
         for layout in LAYOUTS:
             for source in SOURCES:
-                record(record="kill", round=number, layout=layout, source=source, **kill(options.program, layout, source, dice))
-    record(record="end", load=os.getloadavg()[0])
-    table(lines)
+                results.add(record="kill", round=number, layout=layout, source=source, **kill(options.program, layout, source, dice))
+    table(results.end())
 
 
 if __name__ == "__main__":

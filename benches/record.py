@@ -10,17 +10,15 @@ Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median, quantiles
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "docs/benchmarks/record.jsonl"
+from results import Results, add_program, check_program, path
+
+OUT = path("record.jsonl")
 JOB = ["train", "--nproc-per-node", "4", "--shards", "8", "--threads-per-rank", "1", "--usage", "off", "--transport", "shm"]
 # One of few large tensors, and one of many small ones.
 MODELS = {
@@ -57,21 +55,10 @@ def table(lines):
 def main():
     parser = argparse.ArgumentParser(usage="benches/record.py [--rounds N] [PROGRAM]")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("program", nargs="?", default=str(ROOT / "target/release/paceline"))
+    add_program(parser)
     options = parser.parse_args()
-    if not os.access(options.program, os.X_OK):
-        parser.error(f"there is no program {options.program}")
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    lines = []
-
-    def record(**line):
-        lines.append({"started": started, **line})
-        with open(OUT, "a", encoding="utf-8") as out:
-            print(json.dumps(lines[-1]), file=out)
-
-    record(record="setup", commit=commit.stdout.strip(), program=Path(options.program).parent.name,
-           machine=f"{os.cpu_count()} cores, {platform.system()} {platform.release()}", load=os.getloadavg()[0])
+    check_program(parser, options.program)
+    results = Results(OUT, options.program)
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         for model, of_model in MODELS.items():
@@ -79,9 +66,8 @@ def main():
             # The order alternates, in case that the machine slows down.
             for name, more in [("plain_seconds", []), ("recorded_seconds", RECORD)][:: 1 if number % 2 else -1]:
                 measured[name] = step_seconds(options.program, [*of_model, *more])
-            record(record="round", round=number, model=model, **measured)
-    record(record="end", load=os.getloadavg()[0])
-    table(lines)
+            results.add(record="round", round=number, model=model, **measured)
+    table(results.end())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import subprocess
@@ -26,8 +25,9 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "docs/benchmarks/recovery.jsonl"
+from results import ROOT, Results, add_program, check_program, path
+
+OUT = path("recovery.jsonl")
 RANKS = 4
 JOB = ["train", "--nproc-per-node", str(RANKS), "--shards", "8", "--threads-per-rank", "1", "--usage", "off"]
 DIGITS = ["--task", "digits"]
@@ -236,24 +236,13 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--python")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("program", nargs="?", default=str(ROOT / "target/release/paceline"))
+    add_program(parser)
     options = parser.parse_args()
     if options.table:
         return table(newest())
     program = options.program
-    if not os.access(program, os.X_OK):
-        parser.error(f"there is no program {program}")
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    lines = []
-
-    def record(**line):
-        lines.append({"started": started, **line})
-        with open(OUT, "a", encoding="utf-8") as out:
-            print(json.dumps(lines[-1]), file=out)
-
-    record(record="setup", commit=commit.stdout.strip(), program=Path(program).parent.name,
-           machine=f"{os.cpu_count()} cores, {platform.system()} {platform.release()}", load=os.getloadavg()[0])
+    check_program(parser, program)
+    results = Results(OUT, program)
     dice = random.Random(7)
     jobs = [("kill", "digits", options.kills), ("kill", "100 MB", options.large), ("join", "digits", options.joins), ("join", "100 MB", options.joins)]
     for name, state, count in jobs:
@@ -261,21 +250,20 @@ def main():
             print(f"{name} {number + 1} of {count}, {state}", file=sys.stderr)
             for transport in TRANSPORTS:
                 found = kill(program, state, transport, dice, name == "join")
-                record(record=name, round=number, state=state, transport=transport, **found)
+                results.add(record=name, round=number, state=state, transport=transport, **found)
     why = lacks_torch(options.python)
     if why and options.torchrun:
-        record(record="skipped", what="the jobs of torchrun", why=why)
+        results.add(record="skipped", what="the jobs of torchrun", why=why)
     for number in range(0 if why else options.torchrun):
         for state in STATES:
             print(f"torchrun {number + 1} of {options.torchrun}, {state}", file=sys.stderr)
-            record(record="kill", round=number, state=state, transport="torchrun", **torchrun(options.python, state, dice))
+            results.add(record="kill", round=number, state=state, transport="torchrun", **torchrun(options.python, state, dice))
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         # The order alternates, in case that the machine slows down.
         for recovery in ("restart", "live")[:: 1 if number % 2 else -1]:
-            record(record="price", round=number, **price(program, recovery))
-    record(record="end", load=os.getloadavg()[0])
-    table(lines)
+            results.add(record="price", round=number, **price(program, recovery))
+    table(results.end())
 
 
 if __name__ == "__main__":
