@@ -171,7 +171,7 @@ fn neighbour(group: &ProcessGroup) -> Result<Option<usize>, CheckpointError> {
     Ok(nodes.iter().position(|node| *node != nodes[0]))
 }
 
-/// Sends a finished checkpoint to another rank, or tells it that there is none.
+/// Sends a finished checkpoint to another rank, or says that it has none.
 fn send(group: &ProcessGroup, to: usize, checkpoint: Option<&Path>) -> Result<(), CheckpointError> {
     // One that cannot be read is none: this host's memory is a second copy at best.
     let opened = checkpoint.and_then(|path| Some((folder::step_of(path)?, open(path).ok()?)));

@@ -136,7 +136,7 @@ impl Remote {
         &self.url
     }
 
-    /// Step of the newest checkpoint there; `None` if there is none.
+    /// Step of the newest checkpoint there; `None` if the store has no checkpoint.
     ///
     /// *Blocks*: as long as requests and their retries take.
     ///
@@ -147,7 +147,7 @@ impl Remote {
         Ok(steps.first().copied())
     }
 
-    /// A small text that [`write`](Self::write) put there; `None` if there is none.
+    /// A small text that [`write`](Self::write) put there; `None` if the store has no such object.
     ///
     /// *Errors*: the store's; a text that is too long or not UTF-8.
     pub fn read(&self, name: &str) -> Result<Option<String>, CheckpointError> {
@@ -179,7 +179,7 @@ impl Remote {
     ///
     /// *Memory*: a few parts of a file.
     ///
-    /// *Errors*: the store's and the disk's; `NoneValid` if all checkpoints there are damaged, and there is none in `folder`.
+    /// *Errors*: the store's and the disk's; `NoneValid` if all checkpoints there are damaged and `folder` has none.
     pub fn download(&self, folder: &Path) -> Result<bool, CheckpointError> {
         let here = folder::newest(&[folder], u64::MAX).ok().flatten();
         let here = here.and_then(|found| folder::step_of(&found.path));

@@ -47,7 +47,7 @@ pub struct Replayed {
 }
 
 /// Computes the steps of the run in `config.run_dir` on this process alone, from the newest checkpoint before `replay.step`, or from
-/// the run's start if there is none, up to that step or the first one that differs. Writes nothing.
+/// the run's start without one, up to that step or the first one that differs. Writes nothing.
 ///
 /// *Cost*: each step takes as long as it would take one rank to train it.
 ///

@@ -1,5 +1,8 @@
 //! The training loop of one rank.
 
+mod losses;
+mod show;
+
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,8 +13,7 @@ use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Save
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
-use paceline_ddp::timeline::Timeline;
-use paceline_ddp::{Ddp, DdpError, Precision, Reduced, ShardStep, device};
+use paceline_ddp::{Ddp, DdpError, Precision, Reduced, ShardStep};
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
@@ -28,11 +30,11 @@ use crate::layout::Layout;
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
-use crate::report::{self, Header};
+use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
-use crate::stages::{self, PipelineReport, Stages, equal_stages};
+use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 
 /// How training ended.
@@ -402,42 +404,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
     }
 
-    /// Keeps the state in memory, if that is due.
-    fn keep_snapshot(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
-        let net = self.net.as_ref().expect("the model is always put back");
-        let (optimizer, progress) = (&self.optimizer, &self.progress);
-        let state = || {
-            Checkpoint::new(net, optimizer)
-                .sampler(sampler)
-                .value(progress)
-        };
-        Ok(self.checkpoints.snapshot(&mut self.ddp, state)?)
-    }
-
-    /// Goes back to the last snapshot if the ranks' weights differ, and returns its position in the data.
-    ///
-    /// *Errors*: `error`, if that does not help.
-    fn go_back(&mut self, error: TrainError) -> Result<SamplerState, TrainError> {
-        let TrainError::Ddp(cause) = &error else {
-            return Err(error);
-        };
-        let Some(mut saved) = self.checkpoints.go_back(&self.ddp, cause)? else {
-            return Err(error);
-        };
-        self.follow()?;
-        let net = self.net.take().expect("the model is always put back");
-        let (optimizer, net) = Optimizer::new(self.config, &mut self.ddp, net)?;
-        let (net, optimizer) = saved.restore(&mut self.ddp, net, optimizer)?;
-        (self.net, self.optimizer) = (Some(net), optimizer);
-        (self.step, self.progress) = (saved.step(), saved.value()?);
-        // Checkpoints of later steps are gone.
-        (self.last_saved, self.has_to_save) = (None, true);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.go_back(self.step)?;
-        }
-        Ok(*saved.sampler()?)
-    }
-
     /// Reads this rank's shards ahead.
     fn loader(&self, from: &SamplerState) -> Result<RankLoader<T::Batch>, TrainError> {
         let mut batches = self.batches.clone();
@@ -455,28 +421,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Ok::<RankBatch<T::Batch>, Infallible>(batch.collect())
         };
         Loader::new(options, batches, load).map_err(loader_error)
-    }
-
-    /// Goes on with the ranks that are left if some were lost, or with new ones. A new rank 0 takes over the files and the console.
-    fn follow(&mut self) -> Result<(), TrainError> {
-        if self.ddp.group().generation() == self.group.generation() {
-            return Ok(());
-        }
-        let was_first = self.group.rank() == 0;
-        self.group = self.ddp.group().clone();
-        self.layout.follow(&self.group);
-        self.observer.follow(&self.group);
-        let Some(metrics) = self.metrics.as_mut().filter(|_| !was_first) else {
-            return Ok(());
-        };
-        if self.group.rank() > 0 {
-            metrics.has_new_writer();
-            return Ok(());
-        }
-        metrics.take_over(self.step)?;
-        self.has_to_save = true;
-        self.console = Console::new(0, self.output, self.schedule.total_steps, self.step);
-        Ok(())
     }
 
     /// Runs one step and the work due after it.
@@ -606,19 +550,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
         self.console.print(&format!("step {step} skipped: {what}"));
         Ok(())
-    }
-
-    /// Takes in replacements of lost ranks, if there are any.
-    fn admit(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
-        let net = self.net.as_ref().expect("the model is always put back");
-        let (optimizer, progress) = (&self.optimizer, &self.progress);
-        let state = || {
-            Checkpoint::new(net, optimizer)
-                .sampler(sampler)
-                .value(progress)
-        };
-        self.checkpoints.admit(&mut self.ddp, net, state)?;
-        self.follow()
     }
 
     fn reduce(
@@ -841,116 +772,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             is_told = told[0] == [1];
         }
         Ok(End::Finished)
-    }
-
-    /// One step of all ranks as a file that Perfetto opens.
-    fn write_trace(&mut self, timeline: &Timeline, optimizing: Instant) -> Result<(), TrainError> {
-        let origin = self.observer.origin();
-        let mut events = timeline.trace_events(self.group.rank(), origin);
-        let since = |at: Instant| at.saturating_duration_since(origin).as_nanos() as f64 / 1e3;
-        events.push(serde_json::json!({
-            "name": "optimizer", "ph": "X", "pid": self.group.rank(), "tid": 0,
-            "ts": since(optimizing), "dur": since(Instant::now()) - since(optimizing),
-        }));
-        let mine = serde_json::to_vec(&events).expect("events always encode");
-        let all = all_gather(&mut self.ddp, &self.group, &mine)?;
-        self.follow()?;
-        self.draw_pipeline(origin)?;
-        if self.group.rank() != 0 {
-            return Ok(());
-        }
-        let events: Vec<serde_json::Value> = all
-            .iter()
-            .flat_map(|bytes| {
-                serde_json::from_slice::<Vec<serde_json::Value>>(bytes).unwrap_or_default()
-            })
-            .collect();
-        let path = self.config.run_dir.join("trace.json");
-        let text = serde_json::json!({ "traceEvents": events }).to_string();
-        std::fs::write(&path, text).map_err(TrainError::file("write trace", &path))?;
-        self.console.print(&format!(
-            "trace of step {} in {}: open it at ui.perfetto.dev",
-            self.step,
-            path.display()
-        ));
-        Ok(())
-    }
-
-    /// Draws the step of a pipeline beside its trace.
-    fn draw_pipeline(&self, origin: Instant) -> Result<(), TrainError> {
-        let (Some(stages), Some(mesh)) = (self.stages.as_deref(), self.layout.describe()) else {
-            return Ok(());
-        };
-        let subtitle = format!("step {} of {mesh}", self.step);
-        let Some(svg) = stages::picture(stages, &self.group, origin, subtitle)? else {
-            return Ok(());
-        };
-        let path = self.config.run_dir.join("pipeline.svg");
-        std::fs::write(&path, svg).map_err(|source| TrainError::File {
-            action: "write picture",
-            path,
-            source,
-        })
-    }
-
-    fn device_text(&self) -> String {
-        let text = match device::name(&self.device) {
-            Some(name) => format!("{} ({name})", self.config.device),
-            None => "CPU".to_string(),
-        };
-        match self.config.strategy {
-            Strategy::Dp => format!("{text}, {} replicas", self.config.devices),
-            Strategy::Model => format!("{text}, layers on {} devices", self.config.devices),
-            Strategy::Ddp | Strategy::Single => text,
-        }
-    }
-
-    /// Of the whole model.
-    fn parameter_count(&self) -> usize {
-        match (&self.net, self.ddp.is_split()) {
-            (Some(net), true) => {
-                let tensors = self.ddp.tensors(net).into_iter();
-                tensors
-                    .map(|(_, shape, _)| shape.iter().product::<usize>())
-                    .sum()
-            }
-            _ => self.ddp.parameter_count(),
-        }
-    }
-
-    fn header(&self, resumed: Option<(u64, String)>) -> Header {
-        let layout = self.batches.layout();
-        let samples_of = |rank: usize| -> usize {
-            let each = |shard| {
-                layout.global_batch / layout.shards
-                    + usize::from(shard < layout.global_batch % layout.shards)
-            };
-            self.ddp.tree().range(rank).map(each).sum()
-        };
-        let replicas = 0..self.layout.replicas().world();
-        let per_rank: Vec<usize> = replicas.map(samples_of).collect();
-        Header {
-            data: self.task.description(),
-            world: self.group.world(),
-            mesh: self.layout.describe(),
-            device: self.device_text(),
-            threads: rayon::current_num_threads(),
-            transport: self.group.transport().to_string(),
-            model: self.task.model_name(self.config),
-            parameters: self.parameter_count(),
-            precision: self.config.precision,
-            global_batch: self.config.global_batch,
-            per_rank: (
-                per_rank.iter().copied().min().unwrap_or(0),
-                per_rank.iter().copied().max().unwrap_or(0),
-            ),
-            shards: self.config.shards,
-            accumulate: self.config.accumulate,
-            epochs: self.config.epochs,
-            steps: self.schedule.total_steps,
-            run_dir: self.config.run_dir.display().to_string(),
-            resumed,
-        }
     }
 }
 

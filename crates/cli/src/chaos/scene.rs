@@ -115,7 +115,7 @@ pub(super) struct Rules<'a> {
 
 /// The target of a fault.
 ///
-/// *Errors*: why there is none at the moment.
+/// *Errors*: why no rank fits at the moment.
 pub(super) fn target(
     strike: &Strike,
     scene: &Scene,

@@ -33,6 +33,7 @@
 //! - An agent that has been without the store for `outage` ends its ranks. One that has been silent for 5/4 of that has done
 //!   so, or is dead, and no longer counts. So the rest goes on, however many are gone.
 
+mod continuing;
 mod members;
 mod rules;
 
@@ -584,41 +585,6 @@ impl Known<'_> {
         })
     }
 
-    /// The round whose processes go on in the round after `record`, if they do.
-    fn continued(&self, record: &Record, why: &Why) -> Option<RoundId> {
-        let has_ended = |member: &Member| {
-            let page = self.page(member.id).map(|seen| &seen.page.state);
-            page == Some(&State::Done(record.id))
-        };
-        let is_wished = match why {
-            Why::Failure(report) => report.recovers,
-            Why::Joined(_) => false,
-            _ => self.rules.recovers_live,
-        };
-        let since = match record.phase {
-            Phase::Running(_) => Some(record.continues.unwrap_or(record.id)),
-            Phase::Forming => record.continues,
-            Phase::Short | Phase::Ended(_) => None,
-        };
-        since.filter(|_| is_wished && !record.members.iter().any(has_ended))
-    }
-
-    /// The round after `record` that continues it, if the ranks of enough members go on.
-    fn continuing(&self, record: &Record, gone: &[Gone], why: &Why) -> Option<Record> {
-        let continues = self.continued(record, why)?;
-        let is_gone = |member: &Member| gone.iter().any(|gone| gone.id == member.id);
-        let able = self.able(gone);
-        let is_able = |member: &&Member| able.iter().any(|page| page.id == member.id);
-        let left = record.members.iter().filter(is_able);
-        let members: Vec<_> = left.filter(|member| !is_gone(member)).cloned().collect();
-        let is_enough = members.len() >= self.rules.nodes_min;
-        is_enough.then(|| Record {
-            continues: Some(continues),
-            members: members.clone(),
-            ..self.forming(Some(record), members, record.restarts, why.clone())
-        })
-    }
-
     /// Whether enough of the last started round are here to decide over the job. Those that fall silent at this moment may
     /// be the other side of a partition, a page that never changed may be one that they have left behind, and an agent
     /// that said yes to another record of this number belongs to its side.
@@ -812,38 +778,4 @@ fn too_few(have: usize, need: usize, within: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whether `here` of agents `0..voters`, of which `dead` are known to be, go on with and without the job's store.
-    fn check(voters: u64, here: &[u64], dead: &[u64], expect: [bool; 2]) {
-        let voters: Vec<_> = (0..voters).map(AgentId).collect();
-        let dead = dead.iter().copied().map(AgentId).collect();
-        let got = [true, false]
-            .map(|has_store| is_quorate(&voters, &dead, |id| here.contains(&id.0), has_store));
-        assert_eq!(got, expect, "{here:?} of {voters:?} without {dead:?}");
-    }
-
-    #[test]
-    fn of_two_sides_at_most_one_goes_on() {
-        let (both, only_with_store, neither) = ([true, true], [true, false], [false, false]);
-        check(3, &[0, 1], &[], both);
-        check(3, &[0], &[], neither);
-        check(4, &[0, 1], &[], only_with_store);
-        check(2, &[1], &[], only_with_store);
-        check(1, &[], &[], neither);
-    }
-
-    #[test]
-    fn who_is_known_to_be_dead_is_not_waited_for() {
-        let both = [true, true];
-        check(2, &[1], &[0], both);
-        check(4, &[2, 3], &[0], both);
-        check(5, &[4], &[0, 1, 2, 3], both);
-    }
-
-    #[test]
-    fn before_anything_was_started_the_store_alone_counts() {
-        check(0, &[], &[], [true, false]);
-    }
-}
+mod tests;

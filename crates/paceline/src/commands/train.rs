@@ -217,7 +217,7 @@ impl Origin {
         })
     }
 
-    /// The run whose checkpoints are in a folder, at a URL, or both; `None` if there are none.
+    /// The run whose checkpoints are in a folder, at a URL, or both; `None` if neither has any.
     fn newer(folder: PathBuf, url: &str) -> Result<Option<Self>, Failure> {
         let remote = Remote::open(url).map_err(failed_checkpoint)?;
         let is_here = has_checkpoint(&folder);
