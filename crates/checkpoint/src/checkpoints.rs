@@ -19,7 +19,7 @@ use paceline_rendezvous::page::Phase;
 use crate::checkpoint::Checkpoint;
 use crate::decide::by_rank_0_slowly;
 use crate::digests::Recorder;
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, failed_in};
 use crate::files::{self, State};
 use crate::folder::{self, Writing};
 use crate::ledger::{self, Committed, Ledger};
@@ -685,14 +685,6 @@ impl Rest {
             uploader.put(step, &place, self.ledger).map_err(failed)?;
         }
         Ok(place)
-    }
-}
-
-fn failed_in(folder: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
-    move |source| CheckpointError::File {
-        action: "save a checkpoint in",
-        path: folder.to_path_buf(),
-        source,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Errors of saving and loading checkpoints.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use paceline_ddp::DdpError;
 
@@ -125,6 +125,15 @@ impl CheckpointError {
 }
 
 paceline_rendezvous::debug_with_hint!(CheckpointError);
+
+/// Makes an error of the system in a folder of checkpoints one of saving.
+pub(crate) fn failed_in(folder: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| CheckpointError::File {
+        action: "save a checkpoint in",
+        path: folder.to_path_buf(),
+        source,
+    }
+}
 
 fn list(reasons: &[String]) -> String {
     reasons

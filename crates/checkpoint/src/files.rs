@@ -139,18 +139,18 @@ fn decode(state: &[u8]) -> Result<State, String> {
     serde_json::from_slice(state).map_err(|error| format!("{STATE} is damaged: {error}"))
 }
 
+/// Whether this is the name of a file, and no path out of its folder.
+pub(crate) fn is_plain(name: &str) -> bool {
+    Path::new(name).file_name() == Some(name.as_ref())
+}
+
 /// The files that a `state.json` names besides itself.
 ///
 /// *Errors*: it is not one, or names something that is not a file in its folder.
 #[cfg(feature = "object-store")]
 pub(crate) fn names(state: &[u8]) -> Result<Vec<String>, String> {
     let names: Vec<String> = decode(state)?.files.into_keys().collect();
-    let is_foreign = |name: &&String| {
-        Path::new(name)
-            .file_name()
-            .is_none_or(|file| file != name.as_str())
-            || *name == STATE
-    };
+    let is_foreign = |name: &&String| !is_plain(name) || *name == STATE;
     match names.iter().find(is_foreign) {
         Some(name) => Err(format!(
             "{STATE} names {name:?}, which is not a file of a checkpoint"

@@ -12,7 +12,8 @@ use paceline_collective::ProcessGroup;
 use paceline_rendezvous::notice;
 use serde::{Deserialize, Serialize};
 
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, failed_in};
+use crate::files::is_plain;
 use crate::folder::{self, Writing};
 
 /// Bytes of a file that a message has.
@@ -232,8 +233,7 @@ fn receive(
         return Ok(Ok(None));
     };
     let begin = || {
-        let is_plain = |name: &String| Path::new(name).file_name() == Some(name.as_ref());
-        if told.files.len() > FILES_MAX || !told.files.keys().all(is_plain) {
+        if told.files.len() > FILES_MAX || !told.files.keys().all(|name| is_plain(name)) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let bytes = told.files.values();
@@ -259,15 +259,6 @@ fn receive(
         }
     }
     Ok(writing.and_then(|writing| writing.publish(1)).map(Some))
-}
-
-fn failed_in(folder: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
-    let path = folder.to_path_buf();
-    move |source| CheckpointError::File {
-        action: "save a checkpoint in",
-        path,
-        source,
-    }
 }
 
 #[cfg(test)]

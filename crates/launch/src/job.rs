@@ -69,7 +69,7 @@ pub struct Job {
     pub restart_count: u32,
     /// How often the whole job is started again after a failed rank, however many nodes it has; default 0.
     pub max_restarts: u32,
-    /// What becomes of the job when ranks are lost; default [`Recovery::Restart`].
+    /// What becomes of the job when ranks are lost; default [`Recovery::Auto`].
     pub recovery: Recovery,
     /// torchrun's role of the ranks, `ROLE_NAME`; default `default`.
     pub role: String,

@@ -97,7 +97,9 @@ fn launcher(name: &str, prefix: &str) -> Option<(u32, u64)> {
 pub(crate) fn remove(path: &CStr) {
     for _ in 0..TRIES {
         match remove_tree(CWD, path, DEPTH) {
-            Ok(()) | Err(Errno::NOENT | Errno::PERM | Errno::ACCESS) => return,
+            Ok(()) => return,
+            // Waiting does not help.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::PERM | Errno::ACCESS) => return,
             Err(_) => {}
         }
         let pause = Timespec {
@@ -122,7 +124,11 @@ fn remove_tree(parent: impl AsFd, name: &CStr, depth: usize) -> Result<()> {
         }
         let removed = rustix::fs::unlinkat(&folder, name, AtFlags::empty());
         if removed == Err(Errno::ISDIR) && depth > 0 {
-            remove_tree(folder.as_fd(), name, depth - 1)?;
+            match remove_tree(folder.as_fd(), name, depth - 1) {
+                // The watchdog of one launcher and the next launcher may remove it at once.
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)

@@ -239,8 +239,14 @@ impl Metrics {
     }
 
     fn put(&mut self, line: &[u8]) -> Result<(), TrainError> {
-        if !self.written.is_empty() && key(line).is_some_and(|key| self.written.contains(&key)) {
-            return Ok(());
+        if !self.written.is_empty()
+            && let Some(key) = key(line)
+        {
+            if self.written.contains(&key) {
+                return Ok(());
+            }
+            // Later steps have no such records.
+            self.written.retain(|(_, of)| *of >= key.1);
         }
         let written = match &mut self.to {
             Lines::File(file) => file.write_all(line),

@@ -22,8 +22,10 @@ impl Supervisor<'_> {
             return self.end_without(&failure);
         }
         let is_new = self.workers.states[failure.local_rank].is_new;
+        // The others end with the same error.
         let is_live = self.job.recovers_live()
             && self.stage == Stage::Running
+            && !failure.is_common
             && (is_new || failure.is_for_good().is_none())
             && !self.page.is_revoked();
         let recovers = |rank| self.page.slot(rank).recovers();
@@ -48,8 +50,7 @@ impl Supervisor<'_> {
                 Some(Instant::now())
             }
             Some(Ok(Next::Kill)) if !was_killed => {
-                let newest = self.page.newest_generation();
-                self.page.end_generation(newest, failure.rank);
+                self.page.end_generations(failure.rank);
                 self.workers.kill(failure.local_rank);
                 let until = Instant::now() + KILLED_ENDS_WITHIN;
                 self.given_up = Some((failure, until));
@@ -87,12 +88,17 @@ impl Supervisor<'_> {
         for (rank, state) in self.workers.states.iter_mut().enumerate() {
             state.is_out |= rank == failure.local_rank || state.waits_since.is_some();
         }
+        self.kill_outsiders();
+        Some(Instant::now())
+    }
+
+    /// Ends those that the generation goes on without.
+    fn kill_outsiders(&self) {
         let alive = self.workers.alive().map(|(rank, _)| rank);
         let is_out = |rank: &usize| self.workers.states[*rank].is_out;
         alive
             .filter(is_out)
             .for_each(|rank| self.workers.kill(rank));
-        Some(Instant::now())
     }
 
     /// A sentence for each rank that was lost.
@@ -110,8 +116,7 @@ impl Supervisor<'_> {
 
     /// Publishes the next generation, without global rank `culprit`, and says on standard error why there is one.
     pub(super) fn publish(&mut self, culprit: usize, members: &[usize], incidents: &str) {
-        let newest = self.page.newest_generation();
-        self.page.end_generation(newest, culprit);
+        self.page.end_generations(culprit);
         if let Some(first) = members.first() {
             self.output.show_first(*first);
         }
@@ -258,10 +263,7 @@ impl Supervisor<'_> {
             || self.seen.asked.is_some_and(Asked::is_ending)
             || (states.iter()).all(|state| state.is_out || state.exit.is_some());
         if is_over {
-            let waiting = self.workers.alive().map(|(rank, _)| rank);
-            waiting
-                .filter(|rank| states[*rank].is_out)
-                .for_each(|rank| self.workers.kill(rank));
+            self.kill_outsiders();
         }
     }
 }

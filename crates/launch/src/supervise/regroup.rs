@@ -20,16 +20,14 @@ use crate::worker::KILLED_ENDS_WITHIN;
 impl Supervisor<'_> {
     /// A rank of this node has failed, and it is dead: the others end their generation, and the launchers agree on the next.
     pub(super) fn tell_of_loss(&mut self, failure: Failure) {
-        let newest = self.page.newest_generation();
-        self.page.end_generation(newest, failure.rank);
+        self.page.end_generations(failure.rank);
         self.seen.lost = Some(failure);
         self.regrouping = Some(Regrouping::Told);
     }
 
     pub(super) fn regroup(&mut self, culprit: Option<usize>) {
         if self.stage == Stage::Running && !self.page.is_revoked() {
-            let newest = self.page.newest_generation();
-            self.page.end_generation(newest, culprit);
+            self.page.end_generations(culprit);
             let hangs = culprit.and_then(|rank| self.local(rank));
             let hangs = hangs.filter(|rank| self.workers.states[*rank].exit.is_none());
             if let (Some(rank), None) = (hangs, &self.given_up) {

@@ -106,15 +106,15 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     let group = join(place, transport, timeout)?;
     let rank = group.rank();
     let mut prepared = None;
-    let start = by_rank_0(&group, || {
+    // The object store may need longer than the others' timeout.
+    let start = by_rank_0_slowly(&group, || {
         let ready = prepared.insert(prepare(given.clone(), &surroundings)?);
+        ready.load()?;
         let run_dir = ready.run.path().to_owned();
         let saved = ready.origin.saved.clone();
         Ok::<_, Failure>(Start { run_dir, saved })
     });
     let start = start.map_err(|error| failed(Some(rank), &error.into()))??;
-    let loaded = by_rank_0_slowly(&group, || prepared.as_ref().map_or(Ok(()), Prepared::load));
-    loaded.map_err(|error| failed(Some(rank), &error.into()))??;
     // The lock on the run directory lives as long as its rank.
     let (resolved, _run) = match prepared {
         Some(Prepared { resolved, run, .. }) => (resolved, Some(run)),

@@ -131,8 +131,11 @@ impl Prepared {
     /// *Errors*: no checkpoint that can be used.
     pub(super) fn load(&self) -> Result<(), Failure> {
         let folder = checkpoints(self.run.path());
-        if let Some(remote) = &self.origin.remote {
-            remote.download(&folder).map_err(failed_checkpoint)?;
+        // A download is verified before it is published.
+        if let Some(remote) = &self.origin.remote
+            && remote.download(&folder).map_err(failed_checkpoint)?
+        {
+            return Ok(());
         }
         if !self.resolved.config().resume {
             return Ok(());

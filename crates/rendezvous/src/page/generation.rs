@@ -60,6 +60,11 @@ impl JobPage {
         self.header().begun.load(SeqCst)
     }
 
+    /// Ends all generations that were published, invitations included; see [`end_generation`](Self::end_generation).
+    pub fn end_generations(&self, culprit: impl Into<Option<usize>>) {
+        self.end_generation(self.newest_generation(), culprit);
+    }
+
     /// Ends all generations up to this one: from now on their operations fail. `culprit` is the rank because of which, if it
     /// is one.
     pub fn end_generation(&self, number: u32, culprit: impl Into<Option<usize>>) {

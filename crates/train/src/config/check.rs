@@ -164,15 +164,9 @@ fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
     let Some(key) = not_live(settings).filter(|_| is_live) else {
         return Ok(());
     };
-    let cite = |key| settings.need(key).cite();
-    Err(ConfigError::new(
-        format!(
-            "`recovery` is {}, which does not go with {key} {}",
-            cite("recovery"),
-            cite(key)
-        ),
-        "use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint",
-    ))
+    exclude(settings, "recovery", [(key, true)], |_| {
+        "use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint".into()
+    })
 }
 
 /// Ranks go back to their own copies, which must be those of all ranks.
@@ -187,19 +181,13 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
         ("memory_checkpoint", config.memory_checkpoint > 0),
         ("checkpoint_dir", config.checkpoint_dir.is_some()),
     ];
-    let other = others.into_iter().find(|(_, is_set)| *is_set);
-    let Some((key, _)) = other.filter(|_| config.snapshot_every > 0) else {
-        return Ok(());
-    };
-    let cite = |key| settings.need(key).cite();
-    Err(ConfigError::new(
-        format!(
-            "`snapshot_every` is {}, which does not go with {key} {}",
-            cite("snapshot_every"),
-            cite(key)
-        ),
-        "omit --snapshot-every: the job ends if weights differ, and resumes from a checkpoint",
-    ))
+    match config.snapshot_every {
+        0 => Ok(()),
+        _ => exclude(settings, "snapshot_every", others, |_| {
+            "omit --snapshot-every: the job ends if weights differ, and resumes from a checkpoint"
+                .into()
+        }),
+    }
 }
 
 /// What `comm_hook` does not go with. A hook that compresses whole buckets gives other bits if the buckets hold other parameters.
