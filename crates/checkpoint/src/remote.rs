@@ -9,6 +9,7 @@ mod http;
 mod transfer;
 mod upload;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
@@ -142,9 +144,7 @@ impl Remote {
     ///
     /// *Errors*: the store's.
     pub fn newest_step(&self) -> Result<Option<u64>, CheckpointError> {
-        let steps = self.runtime.block_on(self.published(1));
-        let steps = steps.map_err(|error| self.failed("look for checkpoints in", error))?;
-        Ok(steps.first().copied())
+        Ok(published(&self.list()?).next())
     }
 
     /// A small text that [`write`](Self::write) put there; `None` if the store has no such object.
@@ -183,10 +183,9 @@ impl Remote {
     pub fn download(&self, folder: &Path) -> Result<bool, CheckpointError> {
         let here = folder::newest(&[folder], u64::MAX).ok().flatten();
         let here = here.and_then(|found| folder::step_of(&found.path));
-        let steps = self.runtime.block_on(self.published(usize::MAX));
-        let steps = steps.map_err(|error| self.failed("look for checkpoints in", error))?;
+        let files = self.list()?;
         let mut reasons = Vec::new();
-        for step in steps.into_iter().filter(|step| Some(*step) > here) {
+        for step in published(&files).filter(|step| Some(*step) > here) {
             match self.runtime.block_on(self.fetch(step, folder)) {
                 Ok(()) => {
                     for reason in reasons {
@@ -207,6 +206,11 @@ impl Remote {
                 reasons,
             }),
         }
+    }
+
+    fn list(&self) -> Result<BTreeMap<u64, Vec<Key>>, CheckpointError> {
+        let files = self.runtime.block_on(self.files());
+        files.map_err(|error| self.failed("look for checkpoints in", error))
     }
 
     /// Downloads, verifies and publishes one checkpoint.
@@ -264,17 +268,16 @@ impl Remote {
 
     /// Removes all but the checkpoint of step `written` and the newest others, `keep` together, and what interrupted uploads left.
     async fn prune(&self, written: u64, keep: usize) -> Result<(), Error> {
-        let mut others = self.published(usize::MAX).await?;
-        others.retain(|step| *step != written);
-        others.truncate(keep.saturating_sub(1));
-        for step in self.steps().await? {
-            if step == written || others.contains(&step) {
+        let files = self.files().await?;
+        let others = published(&files).filter(|step| *step != written);
+        let kept: Vec<u64> = others.take(keep.saturating_sub(1)).collect();
+        for (step, keys) in &files {
+            if *step == written || kept.contains(step) {
                 continue;
             }
-            let folder = self.key_of(step);
-            self.remove(&folder.clone().join(STATE)).await?;
-            for object in self.store.list_with_delimiter(Some(&folder)).await?.objects {
-                self.remove(&object.location).await?;
+            self.remove(&self.key_of(*step).join(STATE)).await?;
+            for key in keys {
+                self.remove(key).await?;
             }
         }
         Ok(())
@@ -288,36 +291,16 @@ impl Remote {
         }
     }
 
-    /// The newest steps of which there is a checkpoint, at most `most`, newest first.
-    async fn published(&self, most: usize) -> Result<Vec<u64>, Error> {
-        let mut published = Vec::new();
-        for step in self.steps().await? {
-            if published.len() == most {
-                break;
-            }
-            match self.store.head(&self.key_of(step).join(STATE)).await {
-                Ok(_) => published.push(step),
-                Err(Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+    /// The files of each step, from one listing.
+    async fn files(&self) -> Result<BTreeMap<u64, Vec<Key>>, Error> {
+        let mut files = BTreeMap::<u64, Vec<Key>>::new();
+        let mut listing = self.store.list(Some(&self.root));
+        while let Some(object) = listing.try_next().await? {
+            if let Some(step) = self.step_of(&object.location) {
+                files.entry(step).or_default().push(object.location);
             }
         }
-        Ok(published)
-    }
-
-    /// The steps of which there are files, newest first.
-    async fn steps(&self) -> Result<Vec<u64>, Error> {
-        let listed = match self.store.list_with_delimiter(Some(&self.root)).await {
-            // Of a folder that does not exist yet.
-            Err(Error::NotFound { .. }) if self.scheme == ObjectStoreScheme::Local => {
-                return Ok(Vec::new());
-            }
-            listed => listed?,
-        };
-        let folders = listed.common_prefixes.iter();
-        let steps = folders.filter_map(|key| folder::step_of(Path::new(key.filename()?)));
-        let mut steps: Vec<u64> = steps.collect();
-        steps.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(steps)
+        Ok(files)
     }
 
     /// An object of at most as many bytes as `state.json` may have.
@@ -329,6 +312,14 @@ impl Remote {
             )));
         }
         Ok(self.store.get_range(key, 0..len).await?.to_vec())
+    }
+
+    /// The step of a checkpoint's file.
+    fn step_of(&self, key: &Key) -> Option<u64> {
+        let mut below = key.prefix_match(&self.root)?;
+        let folder = below.next()?;
+        below.next()?;
+        folder::step_of(Path::new(folder.as_ref()))
     }
 
     fn key_of(&self, step: u64) -> Key {
@@ -352,6 +343,13 @@ impl Remote {
             },
         }
     }
+}
+
+/// The steps of which there is a checkpoint, newest first.
+fn published(files: &BTreeMap<u64, Vec<Key>>) -> impl Iterator<Item = u64> {
+    let counts = |keys: &Vec<Key>| keys.iter().any(|key| key.filename() == Some(STATE));
+    let steps = files.iter().rev().filter(move |(_, keys)| counts(keys));
+    steps.map(|(step, _)| *step)
 }
 
 /// Why a transfer failed.

@@ -361,29 +361,20 @@ impl Shared {
     }
 }
 
-/// The names below a prefix, and the folders there.
+/// The names below a prefix.
 fn list(contents: &Contents, prefix: &str) -> Answer {
-    let (mut names, mut folders) = (String::new(), Vec::new());
-    for (name, bytes) in &contents.objects {
-        let Some(rest) = name.strip_prefix(prefix) else {
-            continue;
-        };
-        match rest.split_once('/') {
-            Some((folder, _)) => folders.push(format!("{prefix}{folder}/")),
-            None => {
-                names += &format!(
-                    "<Contents><Key>{name}</Key><Size>{}</Size><LastModified>2026-11-23T12:00:00.000Z</LastModified></Contents>",
-                    bytes.len()
-                );
-            }
-        }
-    }
-    folders.dedup();
-    let folders = folders.iter();
-    let folders: String = folders
-        .map(|folder| format!("<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>"))
-        .collect();
-    let result = format!("<ListBucketResult>{names}{folders}</ListBucketResult>");
+    let found = contents.objects.iter();
+    let found = found.filter(|(name, _)| name.starts_with(prefix));
+    let found = found.map(|(name, bytes)| {
+        format!(
+            "<Contents><Key>{name}</Key><Size>{}</Size><LastModified>2026-11-23T12:00:00.000Z</LastModified></Contents>",
+            bytes.len()
+        )
+    });
+    let result = format!(
+        "<ListBucketResult>{}</ListBucketResult>",
+        found.collect::<String>()
+    );
     Answer::new("200 OK", result)
 }
 

@@ -156,7 +156,14 @@ fn what_is_torn_or_changed_in_the_store_is_passed_over_and_never_leaves_its_fold
     assert_eq!(fs::read_dir(empty.path()).expect("a folder").count(), 0);
     // The next upload clears what an interrupted one left.
     let place = here.path().join(folder::name_of(5));
+    let before = bucket.requests().len();
     upload(&remote, 5, &place, 1).expect("uploaded");
+    let requests = bucket.requests().split_off(before);
+    let reads = requests
+        .iter()
+        .filter(|line| !line.starts_with("PUT") && !line.starts_with("POST"));
+    let reads: Vec<_> = reads.filter(|line| !line.starts_with("DELETE")).collect();
+    assert_eq!(reads.len(), 1, "one listing: {reads:?}");
     let left = bucket.objects().into_keys();
     let left: Vec<String> = left.filter(|name| !name.contains("0005/")).collect();
     assert_eq!(left, ["run/ledger.jsonl"]);
