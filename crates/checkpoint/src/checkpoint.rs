@@ -16,8 +16,9 @@ use serde_json::Value;
 
 use crate::dealt::{self, Dealt, Optimizer, Own};
 use crate::error::CheckpointError;
-use crate::files;
+use crate::files::{self, State};
 use crate::optimizer::OptimizerRef;
+use crate::record::unreadable;
 use crate::share::{Share, Shares};
 use crate::tensors::TensorsFile;
 
@@ -29,8 +30,8 @@ pub struct Checkpoint<'a, M> {
     model: &'a M,
     optimizer: OptimizerRef<'a>,
     schedule: Option<&'a ModuleLrScheduler>,
-    pub(crate) sampler: Option<SamplerState>,
-    pub(crate) value: Result<Value, String>,
+    sampler: Option<SamplerState>,
+    value: Result<Value, String>,
 }
 
 impl<'a, M: Module> Checkpoint<'a, M> {
@@ -110,7 +111,8 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         };
         let optimizer = match self.optimizer {
             OptimizerRef::Whole(own) if ddp.has_own_optimizers() => {
-                Optimizer::Own(dealt::numbered(own, &ids))
+                let state = own.into_bytes().map_err(unreadable);
+                Optimizer::Own(state.and_then(|state| dealt::numbered(state, &ids)))
             }
             OptimizerRef::Whole(optimizer) if ddp.group().rank() == 0 => part(optimizer, None),
             OptimizerRef::Whole(_) => Optimizer::Part(Ok(Own::default())),
@@ -173,10 +175,18 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         schedule.transpose().map_err(|error| error.to_string())
     }
 
-    /// Ids of parameters by path.
-    pub(crate) fn parameters(&self) -> BTreeMap<String, u64> {
+    /// The state besides tensors and schedule.
+    ///
+    /// *Errors*: a value that cannot be encoded.
+    pub(crate) fn state(&self, ddp: &Ddp) -> Result<State, String> {
         let paths = weights::paths(self.model).into_iter();
-        paths.map(|(id, path)| (path, id)).collect()
+        Ok(State {
+            ddp: ddp.state_dict(),
+            sampler: self.sampler,
+            parameters: paths.map(|(id, path)| (path, id)).collect(),
+            value: self.value.clone()?,
+            ..State::default()
+        })
     }
 }
 

@@ -592,20 +592,14 @@ impl Checkpoints {
         checkpoint: &Checkpoint<'_, M>,
         syncs_ledger: bool,
     ) -> Result<Rest, CheckpointError> {
-        let schedule = checkpoint.schedule_state();
-        let value = checkpoint.value.clone();
+        let folder = &self.files.folder;
+        let (state, schedule) = (checkpoint.state(ddp), checkpoint.schedule_state());
         let ledger = self.ledger.as_ref().filter(|_| syncs_ledger);
         let ledger = ledger.map(Ledger::file).transpose();
         Ok(Rest {
-            schedule: schedule.map_err(unusable(&self.files.folder))?,
-            state: State {
-                ddp: ddp.state_dict(),
-                sampler: checkpoint.sampler,
-                parameters: checkpoint.parameters(),
-                value: value.map_err(unusable(&self.files.folder))?,
-                ..State::default()
-            },
-            ledger: ledger.map_err(failed_in(&self.files.folder))?,
+            schedule: schedule.map_err(unusable(folder))?,
+            state: state.map_err(unusable(folder))?,
+            ledger: ledger.map_err(failed_in(folder))?,
         })
     }
 

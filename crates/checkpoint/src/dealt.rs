@@ -122,12 +122,12 @@ impl Own {
     }
 }
 
-/// The state of an optimizer that is this rank's own, with the places of parameters in the model as their ids.
+/// The state of a whole optimizer, with the places of parameters in the model as their ids.
 ///
 /// *Errors*: why it cannot be read.
-pub(crate) fn numbered(optimizer: &ModuleOptimizer, ids: &[u64]) -> Result<Bytes, String> {
+pub(crate) fn numbered(state: Bytes, ids: &[u64]) -> Result<Bytes, String> {
     let places = ids.iter().copied().zip(0_u64..).collect();
-    with_ids(optimizer.into_bytes().map_err(unreadable)?, &places)
+    with_ids(state, &places)
 }
 
 impl Dealt {

@@ -93,13 +93,7 @@ impl Told {
         Ok(Self {
             path: path.to_path_buf(),
             origin,
-            state: State {
-                ddp: ddp.state_dict(),
-                sampler: checkpoint.sampler,
-                parameters: checkpoint.parameters(),
-                value: checkpoint.value.clone()?,
-                ..State::default()
-            },
+            state: checkpoint.state(ddp)?,
             metadata: BTreeMap::new(),
             schedule: schedule.map(|schedule| schedule.to_vec()),
             optimizers: 1,

@@ -12,7 +12,7 @@ use paceline_ddp::{Ddp, weights};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
-use crate::record::with_ids;
+use crate::dealt::numbered;
 use crate::saved::{InMemory, Origin, Saved, Told};
 
 /// The states that a rank keeps.
@@ -66,12 +66,9 @@ impl Snapshots {
         let mut told = Told::of(path, Origin::Memory, checkpoint, ddp)?;
         // Burn's ids differ from rank to rank.
         let paths = weights::paths(checkpoint.model()).into_iter();
-        let numbered = paths.zip(0_u64..).map(|((id, path), at)| (id, path, at));
-        let numbered: Vec<_> = numbered.collect();
-        let places = numbered.iter().map(|(id, _, at)| (*id, *at)).collect();
-        let parameters = numbered.into_iter().map(|(_, path, at)| (path, at));
-        told.state.parameters = parameters.collect();
-        let optimizer = with_ids(checkpoint.optimizer_state()?, &places)?;
+        let (ids, paths): (Vec<u64>, Vec<String>) = paths.unzip();
+        told.state.parameters = paths.into_iter().zip(0..).collect();
+        let optimizer = numbered(checkpoint.optimizer_state()?, &ids)?;
         let weights = weights::export(checkpoint.model());
         let mut hasher = Sha256::new();
         for (path, data) in &weights {

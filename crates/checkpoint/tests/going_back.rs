@@ -1,71 +1,34 @@
 //! Bits flip on one rank: all ranks go back to a state that all had, and end with the weights of an undisturbed run. Ranks are
 //! threads.
 
+mod support;
+
 use std::path::Path;
 use std::time::Duration;
 
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, TensorData};
 use paceline_checkpoint::ledger::audit;
 use paceline_checkpoint::{Checkpoint, Checkpoints};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::BatchOptions;
 use paceline_ddp::{Ddp, DdpOptions, weights};
+use support::Net;
 use tempfile::tempdir;
 
 const STEPS: u64 = 40;
 
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    norm: BatchNorm,
-    second: Linear,
-}
-
-impl Net {
-    fn new(device: &Device) -> Self {
-        let net = Self {
-            first: LinearConfig::new(3, 16).init(device),
-            norm: BatchNormConfig::new(16).init(device),
-            second: LinearConfig::new(16, 2).init(device),
-        };
-        let tensors = weights::export(&net).into_iter();
-        let trained = tensors.filter(|(path, _)| !path.contains("running"));
-        let fixed = trained.map(|(path, data)| {
-            let values = (0..data.num_elements()).map(|at| (at as f32).sin() / 3.0);
-            let values: Vec<f32> = values.collect();
-            (path, TensorData::new(values, data.shape().clone()))
-        });
-        let fixed = fixed.collect();
-        weights::import(net, fixed)
-    }
-
-    fn loss(&self, indices: &[usize]) -> Tensor<1> {
-        let values = indices
-            .iter()
-            .flat_map(|at| [1, 3, 7].map(|by| (at * by) as f32));
-        let values: Vec<f32> = values.map(f32::sin).collect();
-        let values = TensorData::new(values, [indices.len(), 3]);
-        let x = Tensor::<2>::from_data(values, &self.first.weight.device());
-        let hidden = relu(self.norm.forward(self.first.forward(x)));
-        (self.second.forward(hidden) - 0.5).powf_scalar(2.0).mean()
-    }
-
-    /// With another bit in one weight.
-    fn flipped(self) -> Self {
-        let flip = |(path, data): (String, TensorData)| {
-            let mut values: Vec<f32> = data.try_to_vec().expect("f32");
-            values[1] = f32::from_bits(values[1].to_bits() ^ (1 << 18));
-            (path, TensorData::new(values, data.shape().clone()))
-        };
-        let tensors = weights::export(&self).into_iter();
-        let wrong = tensors.filter(|(path, _)| path == "second.bias").map(flip);
-        let wrong = wrong.collect();
-        weights::import(self, wrong)
-    }
+/// `net` with another bit in one weight.
+fn flipped(net: Net) -> Net {
+    let flip = |(path, data): (String, TensorData)| {
+        let mut values: Vec<f32> = data.try_to_vec().expect("f32");
+        values[1] = f32::from_bits(values[1].to_bits() ^ (1 << 18));
+        (path, TensorData::new(values, data.shape().clone()))
+    };
+    let tensors = weights::export(&net).into_iter();
+    let wrong = tensors.filter(|(path, _)| path == "second.bias").map(flip);
+    let wrong = wrong.collect();
+    weights::import(net, wrong)
 }
 
 /// What goes wrong on rank 1 in one step.
@@ -95,7 +58,8 @@ fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
         1 => fault,
         _ => Fault::Nothing,
     };
-    let (mut ddp, mut net) = Ddp::new(group, Net::new(&device), options).expect("the ranks agree");
+    let (mut ddp, mut net) =
+        Ddp::new(group, Net::new(&device, 1.0), options).expect("the ranks agree");
     let mut optimizer = AdamWConfig::new().init();
     let mut batches = ddp
         .batches(64, BatchOptions::new(16).epochs(10))
@@ -113,7 +77,7 @@ fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
         let now = fault;
         let is_due = |fault| now == fault;
         if is_due(Fault::Weight(step)) || is_due(Fault::Lasting(step)) {
-            net = net.flipped();
+            net = flipped(net);
         }
         let reduced = ddp.step_on(&net, &plan, |net, indices| {
             let loss = net.loss(indices);

@@ -1,67 +1,30 @@
 //! Ranks are lost and replaced: the new ones get model, optimizer, schedule, position and the program's value from the memory of the
 //! others, and all end with the weights of an undisturbed run. Ranks are threads, with the page and the store of a launcher.
 
+mod support;
+
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
-use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
-use burn::tensor::activation::relu;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints};
 use paceline_collective::{GroupOptions, ProcessGroup, Transport};
 use paceline_ddp::sampler::BatchOptions;
-use paceline_ddp::{Ddp, DdpError, DdpOptions, Recovery, weights};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Recovery};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::JobPage;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
+use support::Net;
 use tempfile::tempdir;
 
 const WORLD: usize = 4;
 const LIMIT: Duration = Duration::from_secs(60);
 /// From this step on the ranks wait until those that were lost are replaced.
 const FULL_FROM: u64 = 8;
-
-#[derive(Module, Debug)]
-struct Net {
-    first: Linear,
-    norm: BatchNorm,
-    second: Linear,
-}
-
-impl Net {
-    fn new(device: &Device, wave: f32) -> Self {
-        let net = Self {
-            first: LinearConfig::new(3, 16).init(device),
-            norm: BatchNormConfig::new(16).init(device),
-            second: LinearConfig::new(16, 2).init(device),
-        };
-        let tensors = weights::export(&net).into_iter();
-        let trained = tensors.filter(|(path, _)| !path.contains("running"));
-        let fixed = trained.map(|(path, data)| {
-            let values = (0..data.num_elements()).map(|at| (at as f32 * wave).sin() / 3.0);
-            let values: Vec<f32> = values.collect();
-            (path, TensorData::new(values, data.shape().clone()))
-        });
-        let fixed = fixed.collect();
-        weights::import(net, fixed)
-    }
-
-    fn loss(&self, indices: &[usize]) -> Tensor<1> {
-        let values = indices
-            .iter()
-            .flat_map(|at| [1, 3, 7].map(|by| (at * by) as f32));
-        let values: Vec<f32> = values.map(f32::sin).collect();
-        let values = TensorData::new(values, [indices.len(), 3]);
-        let x = Tensor::<2>::from_data(values, &self.first.weight.device());
-        let hidden = relu(self.norm.forward(self.first.forward(x)));
-        (self.second.forward(hidden) - 0.5).powf_scalar(2.0).mean()
-    }
-}
 
 /// A rank's process ends.
 #[derive(Clone, Copy, Debug)]

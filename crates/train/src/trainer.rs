@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use burn::module::Module;
 use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Saved};
 use paceline_collective::ProcessGroup;
@@ -221,6 +222,19 @@ struct Trainer<'a, T: TrainTask> {
     skipped_in_a_row: u32,
     /// Rank 0 was lost, maybe while it wrote a checkpoint.
     has_to_save: bool,
+}
+
+/// The state of a trainer that is at this position in the data.
+fn checkpoint<'a, M: Module>(
+    net: &'a Option<M>,
+    optimizer: &'a Optimizer,
+    progress: &Progress,
+    sampler: &SamplerState,
+) -> Checkpoint<'a, M> {
+    let net = net.as_ref().expect("the model is always put back");
+    Checkpoint::new(net, optimizer)
+        .sampler(sampler)
+        .value(progress)
 }
 
 /// Whether something that happens every `every` steps, or never if that is 0, happens after `step` steps.
@@ -690,10 +704,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.end_round()?;
         // A run resumed from here then has the records of all earlier steps.
         self.flush_metrics()?;
-        let net = self.net.as_ref().expect("the model is always put back");
-        let checkpoint = Checkpoint::new(net, &self.optimizer)
-            .sampler(sampler)
-            .value(&self.progress);
+        let checkpoint = checkpoint(&self.net, &self.optimizer, &self.progress, sampler);
         Ok(save(&mut self.checkpoints, &self.ddp, checkpoint)?)
     }
 

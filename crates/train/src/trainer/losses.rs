@@ -1,9 +1,8 @@
 //! Going on after a loss: with other ranks, or from a state in memory.
 
-use paceline_checkpoint::Checkpoint;
 use paceline_ddp::sampler::SamplerState;
 
-use super::Trainer;
+use super::{Trainer, checkpoint};
 use crate::console::Console;
 use crate::error::TrainError;
 use crate::optimizer::Optimizer;
@@ -12,13 +11,7 @@ use crate::task::TrainTask;
 impl<T: TrainTask> Trainer<'_, T> {
     /// Keeps the state in memory, if that is due.
     pub(super) fn keep_snapshot(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
-        let net = self.net.as_ref().expect("the model is always put back");
-        let (optimizer, progress) = (&self.optimizer, &self.progress);
-        let state = || {
-            Checkpoint::new(net, optimizer)
-                .sampler(sampler)
-                .value(progress)
-        };
+        let state = || checkpoint(&self.net, &self.optimizer, &self.progress, sampler);
         Ok(self.checkpoints.snapshot(&mut self.ddp, state)?)
     }
 
@@ -71,12 +64,7 @@ impl<T: TrainTask> Trainer<'_, T> {
     /// Takes in replacements of lost ranks, if there are any.
     pub(super) fn admit(&mut self, sampler: &SamplerState) -> Result<(), TrainError> {
         let net = self.net.as_ref().expect("the model is always put back");
-        let (optimizer, progress) = (&self.optimizer, &self.progress);
-        let state = || {
-            Checkpoint::new(net, optimizer)
-                .sampler(sampler)
-                .value(progress)
-        };
+        let state = || checkpoint(&self.net, &self.optimizer, &self.progress, sampler);
         self.checkpoints.admit(&mut self.ddp, net, state)?;
         self.follow()
     }
