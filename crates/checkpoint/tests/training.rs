@@ -5,8 +5,8 @@ use std::path::Path;
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Bool, DType, Device, Tensor, TensorData};
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, ledger, list};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::{BatchOptions, ShardedBatches};
@@ -41,7 +41,7 @@ fn loss(model: &Linear, indices: &[usize]) -> Tensor<1> {
     let values = TensorData::new(values, [indices.len(), 1]);
     let x = Tensor::<2>::from_data(values, &model.weight.device()).repeat_dim(1, 3);
     let x = x.cast(model.weight.val().dtype());
-    let y = model.forward(x).cast(burn::tensor::DType::F32);
+    let y = model.forward(x).cast(DType::F32);
     (y - 1.0).powf_scalar(2.0).mean()
 }
 
@@ -238,7 +238,8 @@ fn a_failed_write_of_dealt_state_stops_no_other_rank() {
     let barrier = std::sync::Barrier::new(2);
     let errors = ranks(2, |group| {
         let rank = group.rank();
-        let (mut ddp, net) = Ddp::new(group, wide(), DdpOptions::default()).expect("ranks");
+        let (mut ddp, net) =
+            Ddp::new(group, wide(DType::F32), DdpOptions::default()).expect("ranks");
         let (optimizer, stage) = (AdamWConfig::new().init(), ZeroStage::Parameters);
         let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
         let (mut optimizer, mut net) = made.expect("a sharded optimizer");
@@ -277,7 +278,7 @@ struct Wide {
     mask: Param<Tensor<1, Bool>>,
 }
 
-fn wide() -> Wide {
+fn wide(dtype: DType) -> Wide {
     let device = Device::flex().autodiff();
     let net = Wide {
         layers: (0..3)
@@ -292,9 +293,10 @@ fn wide() -> Wide {
     let values = weights::export(&net).into_iter().enumerate();
     let values = values.filter(|(_, (path, _))| path != "mask");
     let values = values.map(|(at, (path, data))| {
-        let values = (0..data.num_elements()).map(|i| ((at * 31 + i) % 97) as f32 / 500.0);
-        let values: Vec<f32> = values.collect();
-        (path, TensorData::new(values, data.shape().clone()))
+        let values = (0..data.num_elements()).map(|i| ((at * 31 + i) % 97) as f64 / 500.0);
+        let values: Vec<f64> = values.collect();
+        let values = TensorData::new(values, data.shape().clone());
+        (path, values.convert_dtype(dtype))
     });
     let values = values.collect();
     weights::import(net, values)
@@ -305,8 +307,9 @@ fn wide_step(ddp: &mut Ddp, net: &Wide) -> burn::optim::GradientsParams {
     let device = Device::flex().autodiff();
     let reduced = ddp.step(net, |shard| {
         let x = (shard.step() * 4 + shard.shard() as u64 + 1) as f32 / 10.0;
-        let x = Tensor::<2>::full([2, 50], x, &device);
         let model = shard.model()?;
+        let dtype = model.last.weight.val().dtype();
+        let x = Tensor::<2>::full([2, 50], x, (&device, dtype));
         let run = |x, layer: &Block<Linear>| layer.forward(x, |layer, x| layer.forward(x));
         let y = model.last.forward(model.layers.iter().fold(x, run));
         shard.backward((y - 1.0).powf_scalar(2.0).mean(), 2.0)
@@ -315,9 +318,18 @@ fn wide_step(ddp: &mut Ddp, net: &Wide) -> burn::optim::GradientsParams {
 }
 
 /// Trains five of ten steps at a time with the state whole or dealt to the ranks, and returns the weights' hash.
-fn train_wide(group: ProcessGroup, folder: &Path, stage: Option<ZeroStage>) -> String {
-    let (mut ddp, mut net) = Ddp::new(group, wide(), DdpOptions::default()).expect("ranks");
-    let mut whole = AdamWConfig::new().init();
+fn train_wide(
+    group: ProcessGroup,
+    folder: &Path,
+    stage: Option<ZeroStage>,
+    dtype: DType,
+) -> String {
+    let (mut ddp, mut net) = Ddp::new(group, wide(dtype), DdpOptions::default()).expect("ranks");
+    let mut whole = match dtype {
+        // Burn reads moments in the default type of the device.
+        DType::F64 => SgdConfig::new().init(),
+        _ => AdamWConfig::new().init(),
+    };
     let mut sharded = None;
     if let Some(stage) = stage {
         let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, whole.clone(), stage);
@@ -359,10 +371,12 @@ fn state_size(folder: &Path) -> u64 {
 
 #[test]
 fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
-    let run = |stages: [(usize, Option<ZeroStage>); 2]| {
+    let run_in = |dtype: DType, stages: [(usize, Option<ZeroStage>); 2]| {
         let folder = tempfile::tempdir().expect("a folder");
         let hashes = stages.map(|(world, stage)| {
-            let mut hashes = ranks(world, |group| train_wide(group, folder.path(), stage));
+            let mut hashes = ranks(world, |group| {
+                train_wide(group, folder.path(), stage, dtype)
+            });
             hashes.dedup();
             assert_eq!(hashes.len(), 1, "all ranks have the same weights");
             hashes.remove(0)
@@ -374,6 +388,7 @@ fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
         Some(ZeroStage::Optimizer),
         Some(ZeroStage::Parameters),
     );
+    let run = |stages| run_in(DType::F32, stages);
     let expected = run([(1, whole), (1, whole)]);
     for stages in [
         [(2, one), (3, one)],
@@ -389,6 +404,11 @@ fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
     ] {
         assert_eq!(run(stages), expected, "{stages:?}");
     }
+    let run = |stages| run_in(DType::F64, stages);
+    let expected = run([(1, whole), (1, whole)]);
+    for stages in [[(3, three), (2, whole)], [(2, whole), (4, three)]] {
+        assert_eq!(run(stages), expected, "{stages:?} in f64");
+    }
 }
 
 /// Trains `steps` more steps with a hook and saves; returns the weights' hash.
@@ -397,7 +417,7 @@ fn train_hooked(group: ProcessGroup, folder: &Path, hook: CommHook, steps: usize
         comm_hook: hook,
         ..DdpOptions::default()
     };
-    let (mut ddp, mut net) = Ddp::new(group, wide(), options).expect("ranks");
+    let (mut ddp, mut net) = Ddp::new(group, wide(DType::F32), options).expect("ranks");
     let mut optimizer = AdamWConfig::new().init();
     let mut checkpoints = Checkpoints::open(folder, ddp.group()).expect("a folder");
     if let Some(mut saved) = checkpoints.latest().expect("readable") {
@@ -475,7 +495,7 @@ fn a_checkpoint_within_a_round_of_local_steps_is_refused() {
         ..DdpOptions::default()
     };
     let errors = ranks(2, |group| {
-        let (mut ddp, net) = Ddp::new(group, wide(), options()).expect("ranks");
+        let (mut ddp, net) = Ddp::new(group, wide(DType::F32), options()).expect("ranks");
         let mut optimizer = AdamWConfig::new().init();
         let checkpoints = Checkpoints::open(folder.path(), ddp.group());
         let grads = wide_step(&mut ddp, &net);

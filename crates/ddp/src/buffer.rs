@@ -252,7 +252,7 @@ fn restore<M: Module>(model: &M, values: &HashMap<ParamId, TensorData>) {
 
 /// The values of `data` in f32: f32 values are borrowed, f16 and bf16 values are widened exactly.
 ///
-/// Panics on any other type: `Ddp::new` refuses them, see [`require_summable`], and f64 gradients stay tensors.
+/// Panics on any other type: `Ddp::new` refuses them, see [`require_summable`], and f64 parameters and their gradients stay tensors.
 pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
     match data.dtype() {
         DType::F16 => widened::<f16>(data).into(),
@@ -336,11 +336,30 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// A copy in ordinary memory.
-    pub(crate) fn floats(&self) -> Vec<f32> {
+    /// A copy of elements of a parameter, on its device and in the type of sums.
+    pub(crate) fn on_device(
+        whole: &TensorData,
+        range: Range<usize>,
+        device: &Device,
+        dtype: DType,
+    ) -> Self {
+        let shape = [range.len()];
+        let values = match whole.dtype() {
+            DType::F64 => TensorData::new(elements::<f64>(whole)[range].to_vec(), shape),
+            _ => TensorData::new(floats(whole)[range].to_vec(), shape),
+        };
+        let values = Tensor::from_data(values.convert_dtype(dtype), (device, dtype));
+        Self::Device(Box::new(values))
+    }
+
+    /// In ordinary memory, in the type of its parameter.
+    pub(crate) fn data(self, shape: Shape, dtype: DType) -> TensorData {
         match self {
-            Self::Host(values) => values.clone(),
-            Self::Device(values) => into_floats(values.to_data()),
+            Self::Host(values) => narrowed(values, shape, dtype),
+            Self::Device(values) => {
+                let data = values.into_data().convert_dtype(dtype);
+                TensorData::from_bytes(data.into_bytes(), shape, dtype)
+            }
         }
     }
 

@@ -154,7 +154,6 @@ impl ZeroRedundancyOptimizer {
         optimizer: ModuleOptimizer,
         stage: ZeroStage,
     ) -> Result<(Self, M), DdpError> {
-        ddp.require_slices(stage)?;
         let whole = trial::whole_only(&model, &optimizer);
         let (dealt, model) = ddp.deal(model, stage, |id| whole.contains(&id))?;
         let Dealt {

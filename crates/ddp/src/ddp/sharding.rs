@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use paceline_nn::{Pass, Recompute};
 
 use super::Ddp;
@@ -47,12 +47,13 @@ impl Ddp {
             let what = "a sharded optimizer";
             return Err(DdpError::CommHook { hook, what });
         }
+        let dtype = buffer::dtype_of_sums(&self.parameters);
         let setup = Setup {
             group: self.group.clone(),
             plan: self.plan.clone(),
             tree: self.tree.clone(),
             hook,
-            dtype: buffer::dtype_of_sums(&self.parameters),
+            dtype,
             shapes: Arc::new([]),
             shares: Some(shares.clone()),
             keeps_tail: false,
@@ -76,6 +77,7 @@ impl Ddp {
                 reducer: reducer.clone(),
                 parameters: self.parameters.clone(),
                 device: self.device.clone().inner(),
+                dtype,
                 outer: self.placement.clone(),
             };
             let (sharded, placeholders) = Sharded::new(setup, model);
@@ -97,16 +99,6 @@ impl Ddp {
             sharded: self.sharded.clone(),
         };
         Ok((dealt, model))
-    }
-
-    /// *Errors*: parameters in f64 that would be gathered in f32.
-    pub(crate) fn require_slices(&self, stage: ZeroStage) -> Result<(), DdpError> {
-        match buffer::dtype_of_sums(&self.parameters) {
-            DType::F64 if stage.shards_parameters() => Err(DdpError::Sharded(
-                "parameters must be f32, f16 or bf16, but the model has some in f64: use stage 2",
-            )),
-            _ => Ok(()),
-        }
     }
 
     /// *Errors*: weights that no optimizer has made yet.

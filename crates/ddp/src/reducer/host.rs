@@ -78,18 +78,11 @@ impl HostReducer {
     }
 
     /// A reducer of the tail bucket alone, for gradients that do not go through host memory. Its sums end with one flag per
-    /// parameter.
+    /// parameter. Where parameters are sharded it leaves after all gathers of the step, see [`Event::Open`].
     pub(super) fn of_tail(setup: Setup) -> Self {
         let first = setup.plan.tail();
-        let (plan, shares) = (Arc::new(setup.plan.tail_alone()), None);
-        Self::numbered_from(
-            first,
-            Setup {
-                plan,
-                shares,
-                ..setup
-            },
-        )
+        let plan = Arc::new(setup.plan.tail_alone());
+        Self::numbered_from(first, Setup { plan, ..setup })
     }
 
     fn numbered_from(first: usize, setup: Setup) -> Self {

@@ -213,8 +213,8 @@ impl DeviceReducer {
         }
     }
 
-    /// No more gradients come for the buckets before this one.
-    fn open(&self, buckets: usize) {
+    /// No more gradients come for the buckets before this one. Returns whether all could be sent.
+    fn open(&self, buckets: usize) -> bool {
         let mut state = lock(&self.state);
         if state.is_last_shard {
             for bucket in 0..buckets.min(self.plan.tail()) {
@@ -226,6 +226,7 @@ impl DeviceReducer {
         }
         state.open = state.open.map(|_| buckets);
         self.launch_ready(&mut state);
+        state.error.is_none()
     }
 
     /// Ends a shard; returns the parameters that it used, or `None` if a bucket could not be sent.
@@ -435,11 +436,11 @@ impl Reducer for DeviceReducer {
             Event::Shard(shard) => self.begin_shard(*shard),
             Event::Micro(micro) => self.begin_micro(*micro),
             Event::MicroEnd => self.end_micro(),
-            Event::Open(buckets) => self.open(*buckets),
-            Event::Extra { .. } | Event::Commit => {}
+            // The tail must not tell the other ranks that this rank goes on.
+            Event::Open(buckets) if !self.open(*buckets) => return,
+            Event::Open(_) | Event::Extra { .. } | Event::Commit => {}
             Event::ShardEnd(_) => {
                 let Some(used) = self.end_shard() else {
-                    // The tail must not tell the other ranks that this rank goes on.
                     return;
                 };
                 let first = self.sums();

@@ -1,7 +1,8 @@
 //! Stage 3: the parameters of blocks are dealt to the ranks. A block gets whole ones when it runs, and drops them.
 //!
 //! In ordinary memory gathers have a process group of their own, because they cross the buckets that the backward pass sends. On
-//! a device they are calls of the same communicator as the buckets, because all ranks submit both in one order, see [`rounds`].
+//! a device they are calls of the same communicator as the buckets, because all ranks submit both in one order, see [`rounds`];
+//! with parameters in f64 they share the process group of the buckets and the tail, for the same reason.
 
 mod rounds;
 
@@ -17,7 +18,7 @@ use paceline_collective::{AllGather, Buffer, Done, ProcessGroup, Ticket};
 use paceline_nn::{BoxError, Supply};
 
 use super::Shares;
-use crate::buffer::{Entry, Value, floats, narrowed};
+use crate::buffer::{Entry, Value, floats};
 use crate::error::DdpError;
 use crate::placement::Placement;
 use crate::plan::BucketPlan;
@@ -37,6 +38,8 @@ pub(crate) struct Setup {
     pub(crate) reducer: Arc<dyn Reducer>,
     pub(crate) parameters: Vec<Entry>,
     pub(crate) device: Device,
+    /// The type of sums.
+    pub(crate) dtype: DType,
     /// The placement of a model that has placeholders already.
     pub(crate) outer: Option<Arc<dyn Placement>>,
 }
@@ -276,9 +279,8 @@ impl Supply for Sharded {
         let parameters = self.blocks[unit].parameters.iter();
         for (index, gradient) in parameters.zip(gradients) {
             if let Some(gradient) = gradient {
-                self.setup
-                    .reducer
-                    .gradient(*index, gradient.cast(DType::F32));
+                let gradient = gradient.cast(self.setup.dtype);
+                self.setup.reducer.gradient(*index, gradient);
             }
         }
         Ok(())
@@ -330,10 +332,10 @@ impl Placement for Sharded {
                         self.land(flight, &self.blocks[unit])?.0
                     }
                 };
-                let whole = self.value_of(&block, *index).floats();
+                let whole = self.value_of(&block, *index);
                 walk.kept = Some((unit, block));
                 let entry = &self.setup.parameters[*index];
-                narrowed(whole, entry.shape.clone().into(), entry.dtype)
+                whole.data(entry.shape.clone().into(), entry.dtype)
             }
         };
         match &self.setup.outer {
@@ -350,7 +352,7 @@ impl Placement for Sharded {
         let Some(index) = self.index.get(&id) else {
             return Some(whole);
         };
-        self.keep(*index, &floats(&whole));
+        self.keep(*index, &whole);
         None
     }
 }
@@ -359,9 +361,7 @@ impl Sharded {
     /// Keeps this rank's slice of a parameter; `false` if it belongs to no block and stays whole.
     pub(crate) fn keep_part(&self, id: ParamId, whole: &TensorData) -> bool {
         let index = self.index.get(&id);
-        index
-            .map(|index| self.keep(*index, &floats(whole)))
-            .is_some()
+        index.map(|index| self.keep(*index, whole)).is_some()
     }
 
     /// A copy of this rank's part of a parameter, if it has one.
@@ -374,33 +374,30 @@ impl Sharded {
             parameters,
             ..
         } = &self.setup;
-        let own = lock(&self.slices).get(&index)?.floats();
+        let own = lock(&self.slices).get(&index)?.clone();
         let range = shares.owned(plan, index, group.rank());
         let shape = Shape::from([own.len()]);
-        Some((range, narrowed(own, shape, parameters[index].dtype)))
+        Some((range, own.data(shape, parameters[index].dtype)))
     }
 
     /// Keeps this rank's slice of a parameter.
-    fn keep(&self, index: usize, whole: &[f32]) {
+    fn keep(&self, index: usize, whole: &TensorData) {
         let Setup {
             shares,
             plan,
             group,
             reducer,
             device,
+            dtype,
             ..
         } = &self.setup;
         let own = shares.owned(plan, index, group.rank());
         if own.is_empty() {
             return;
         }
-        let own = Value::Host(whole[own].to_vec());
         let own = match reducer.is_on_host() {
-            true => own,
-            false => {
-                let shape = Shape::from([own.len()]);
-                Value::Device(Box::new(own.tensor(device, shape, DType::F32)))
-            }
+            true => Value::Host(floats(whole)[own].to_vec()),
+            false => Value::on_device(whole, own, device, *dtype),
         };
         self.put_slice(index, own);
     }
@@ -420,7 +417,7 @@ impl ModuleMapper for TakeOut<'_> {
             // It has no value yet.
             return Param::from_mapped_value(id, tensor, mapper);
         }
-        self.0.keep(*index, &floats(&tensor.inner().into_data()));
+        self.0.keep(*index, &tensor.inner().into_data());
         let placeholder = Tensor::<D>::zeros([0; D], (&device, dtype));
         Param::from_mapped_value(id, placeholder.require_grad(), mapper)
     }

@@ -114,7 +114,8 @@ impl Blocks {
     }
 
     pub(super) fn launch_ready(&mut self) {
-        let end = self.live.len().min(self.open.unwrap_or(usize::MAX));
+        let open = self.open.unwrap_or(usize::MAX);
+        let end = self.live.len().min(open.saturating_sub(self.first));
         while self.failed.is_none() && self.next < end && self.live[self.next].sealed {
             #[cfg(test)]
             crate::recovery::faults::before_send(self.step, self.first + self.next, &self.group);

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{Shape, Tensor};
 use paceline_collective::{AllGather, Buffer};
 
 use super::{Flight, Sharded, Stage, Whole, lock};
@@ -369,7 +369,7 @@ impl Sharded {
             let tensors = parameters.map(|index| {
                 let value = self.value_of(block, *index);
                 let shape = Shape::from([value.len()]);
-                value.tensor(&self.setup.device, shape, DType::F32)
+                value.tensor(&self.setup.device, shape, self.setup.dtype)
             });
             tensors.collect()
         })
