@@ -95,6 +95,7 @@ pub(crate) fn read(
         let mut rest = record::decode(Bytes::from_bytes_vec(rest))?.1;
         rest.rename(ids)?;
         let entries = entries.into_iter().map(|mut entry| {
+            entry.require_default_type()?;
             entry.name = record::renamed(&entry.name, ids)?;
             entry.id = entry.id.and_then(|id| ids.get(&id).copied());
             Ok(entry)

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use burn::tensor::{Bytes, DType};
+use burn::tensor::{Bytes, DType, Device};
 use burn_pack::{Reader, Scalar, Tensor, Writer};
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,19 @@ impl Entry {
     /// Bytes of its values.
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
+    }
+
+    /// *Errors*: a type in which Burn does not read it: all floats of a state get the default type of the default device.
+    pub(crate) fn require_default_type(&self) -> Result<(), String> {
+        let default = DType::from(Device::default().settings().float_dtype);
+        if !self.dtype.is_float() || self.dtype == default {
+            return Ok(());
+        }
+        let (name, dtype) = (&self.name, self.dtype);
+        Err(format!(
+            "the optimizer state has {name} in {dtype:?}, but Burn would read it in {default:?}, the default type of \
+             `Device::default()`: configure {dtype:?} there first"
+        ))
     }
 
     /// The parameter that it belongs to.

@@ -326,7 +326,7 @@ fn train_wide(
 ) -> String {
     let (mut ddp, mut net) = Ddp::new(group, wide(dtype), DdpOptions::default()).expect("ranks");
     let mut whole = match dtype {
-        // Burn reads moments in the default type of the device.
+        // Its moments would be read in f32, see below.
         DType::F64 => SgdConfig::new().init(),
         _ => AdamWConfig::new().init(),
     };
@@ -409,6 +409,35 @@ fn state_that_is_dealt_to_ranks_is_saved_whole_and_resumed_in_any_layout() {
     for stages in [[(3, three), (2, whole)], [(2, whole), (4, three)]] {
         assert_eq!(run(stages), expected, "{stages:?} in f64");
     }
+}
+
+#[test]
+fn an_optimizer_state_that_would_be_read_in_another_type_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    ranks(2, |group| {
+        let made = Ddp::new(group, wide(DType::F64), DdpOptions::default());
+        let (mut ddp, mut net) = made.expect("ranks");
+        let mut optimizer = AdamWConfig::new().init();
+        let grads = wide_step(&mut ddp, &net);
+        net = optimizer.step(0.01, net, grads);
+        let mut checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
+        let saved = checkpoints.save(&ddp, Checkpoint::new(&net, &optimizer));
+        saved.expect("saved");
+        // The newest checkpoint must be in place.
+        checkpoints.finish().expect("saved");
+    });
+    ranks(2, |group| {
+        let made = Ddp::new(group, wide(DType::F64), DdpOptions::default());
+        let (mut ddp, net) = made.expect("ranks");
+        let checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
+        let saved = checkpoints.latest().expect("readable");
+        let restored =
+            (saved.expect("a checkpoint")).restore(&mut ddp, net, AdamWConfig::new().init());
+        let error = restored.err().expect("moments in f64").to_string();
+        let expected =
+            "in F64, but Burn would read it in F32, the default type of `Device::default()`";
+        assert!(error.contains(expected), "{error}");
+    });
 }
 
 /// Trains `steps` more steps with a hook and saves; returns the weights' hash.
