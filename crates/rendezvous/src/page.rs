@@ -437,9 +437,15 @@ impl Slot {
 
     /// Says that this rank fails in this generation because of global rank `culprit`, so that the launcher does not report
     /// it as the cause. The rank's number is that of its first generation.
+    ///
+    /// The first call of a generation counts: a rank gives up its other groups because of the first failure, and their failures
+    /// come back to it from ranks that gave up because of this one.
     pub fn set_victim_of(&self, culprit: usize, generation: u32) {
         let blame = layout::tagged(Some(culprit), generation);
-        self.raw().blame.store(blame, Ordering::Release);
+        let is_first = |word| !matches!(layout::untagged(word), (Some(_), of) if of == generation);
+        let set = |word| is_first(word).then_some(blame);
+        // An earlier word stands.
+        let _ = (self.raw().blame).fetch_update(Ordering::AcqRel, Ordering::Acquire, set);
     }
 
     /// The global rank that this rank blames, in whatever generation.

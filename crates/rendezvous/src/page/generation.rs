@@ -403,6 +403,10 @@ mod tests {
         slot.set_victim_of(0, 3);
         assert_eq!(slot.victim_of(), Some(0));
         assert_eq!((slot.victim_in(3), slot.victim_in(4)), (Some(0), None));
+        slot.set_victim_of(1, 3);
+        assert_eq!(slot.victim_in(3), Some(0), "the first one counts");
+        slot.set_victim_of(1, 4);
+        assert_eq!((slot.victim_in(3), slot.victim_in(4)), (None, Some(1)));
         assert_eq!((slot.awaits(), slot.recovers()), (None, false));
         slot.set_awaits(Some(3));
         assert_eq!(slot.awaits(), Some(3));
