@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -468,6 +468,37 @@ fn the_last_rank_goes_on_alone() {
     let outcomes = outcomes(Wire::Local, &plans, None);
     assert_survivors(&outcomes, &[0, 1, 3], &hash, "three are lost");
     assert!(outcomes[2].shards >= 2 + 2 * SHARDS);
+}
+
+#[test]
+fn a_step_that_has_to_be_repeated_ends_before_its_next_pass() {
+    let groups = ProcessGroup::local(2, &GroupOptions::default()).expect("a local group");
+    let computed = paceline_testing::on_threads(groups, |group| {
+        let device = Device::flex().autodiff();
+        let options = DdpOptions {
+            shards: Some(SHARDS),
+            recovery: Recovery::Live,
+            ..DdpOptions::default()
+        };
+        let (mut ddp, net) = Ddp::new(group.clone(), Net::new(&device), options).expect("alike");
+        group.barrier().expect("both are there");
+        let mut computed = 0;
+        let stepped = ddp.step(&net, |shard| {
+            if group.rank() == 1 {
+                group.abort("it dies");
+            }
+            let limit = Instant::now() + Duration::from_secs(60);
+            while group.health().is_ok() && Instant::now() < limit {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let loss = shard.model()?.loss(0, shard.shard(), &device);
+            shard.backward(loss, 1.0)?;
+            computed += 1;
+            Ok::<_, DdpError>(())
+        });
+        (stepped.is_ok(), computed)
+    });
+    assert_eq!(computed, [(true, SHARDS), (false, 0)]);
 }
 
 #[test]

@@ -77,8 +77,10 @@ impl<M: Module> ShardStep<'_, M> {
     /// [`DdpOptions::precision`](crate::DdpOptions::precision). Take a new one for every micro-batch, since Burn consumes the
     /// tape in the backward pass.
     ///
-    /// *Errors*: the model lacks parameters that it had in [`Ddp::new`].
+    /// *Errors*: the model lacks parameters that it had in [`Ddp::new`]; with live recovery, a rank was lost: return the error, and
+    /// the step is repeated.
     pub fn model(&mut self) -> Result<M, DdpError> {
+        self.require_ranks()?;
         self.ddp.group.set_phase(Phase::Forward, self.step);
         self.forward_start = Some(Instant::now());
         let ddp = self.ddp;
@@ -128,7 +130,8 @@ impl<M: Module> ShardStep<'_, M> {
 
     /// Runs the backward pass of a micro-batch whose loss is a mean over `weight` units (samples, tokens).
     ///
-    /// *Errors*: more calls than micro-batches announced; in mixed precision, a loss that is not f32.
+    /// *Errors*: more calls than micro-batches announced; in mixed precision, a loss that is not f32; a lost rank, as
+    /// [`model`](Self::model).
     pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
         self.ddp.casts.check_loss(self.step, &loss)?;
         let loss = self.scale(loss);
@@ -177,6 +180,7 @@ impl<M: Module> ShardStep<'_, M> {
         if is_first && self.done >= self.announced {
             return Err(self.miscounted(self.done + 1));
         }
+        self.require_ranks()?;
         let ddp = self.ddp;
         ddp.group.set_phase(Phase::Backward, self.step);
         ddp.await_device()?;
@@ -211,6 +215,14 @@ impl<M: Module> ShardStep<'_, M> {
         }
         self.push_span(Activity::Backward, start, Instant::now());
         Ok(())
+    }
+
+    /// *Errors*: the step has to be repeated, because a rank was lost. Ending it here saves the time until its next collective.
+    fn require_ranks(&self) -> Result<(), DdpError> {
+        match self.ddp.is_live() {
+            true => Ok(self.ddp.group.health()?),
+            false => Ok(()),
+        }
     }
 
     fn is_last_shard(&self) -> bool {
