@@ -33,6 +33,19 @@ fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
     Failure::new(exit, message, error.hint())
 }
 
+/// Lets glibc's allocator keep the memory that a step frees for the next step. By default it gives the end of its heap back to
+/// the system each time, and every page of it then costs a page fault again: a tenth of a step's time for small models.
+/// Variables set by the user stay unchanged.
+fn allocator_settings() -> Option<(String, String)> {
+    const VARIABLE: &str = "GLIBC_TUNABLES";
+    // Naming one threshold fixes the other one too. Larger blocks go back to the system at once, so that the peak stays where it
+    // was; 32 MiB is 5 % faster, and takes up to a fifth more memory.
+    let value = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4194304";
+    std::env::var_os(VARIABLE)
+        .is_none()
+        .then(|| (VARIABLE.into(), value.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use paceline_train::config::{Given, Inputs};

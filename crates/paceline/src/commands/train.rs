@@ -16,7 +16,7 @@ use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, foresee};
 use paceline_usage::Lang;
 
-use super::{failed, rank, wrong_settings};
+use super::{allocator_settings, failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, hint, note, warn};
 use paceline_cli::flags::finish;
@@ -387,19 +387,6 @@ fn usage(config: &TrainConfig) -> UsageArgs {
         lang: config.lang.as_deref().and_then(Lang::named),
         is_cpu_only: config.device == DeviceKind::Cpu,
     }
-}
-
-/// Lets glibc's allocator keep the memory that a step frees for the next step. By default it gives the end of its heap back to
-/// the system each time, and every page of it then costs a page fault again: a tenth of a step's time for small models.
-/// Variables set by the user stay unchanged.
-fn allocator_settings() -> Option<(String, String)> {
-    const VARIABLE: &str = "GLIBC_TUNABLES";
-    // Naming one threshold fixes the other one too. Larger blocks go back to the system at once, so that the peak stays where it
-    // was; 32 MiB is 5 % faster, and takes up to a fifth more memory.
-    let value = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4194304";
-    std::env::var_os(VARIABLE)
-        .is_none()
-        .then(|| (VARIABLE.into(), value.into()))
 }
 
 /// NCCL's variables for this machine, after testing the links between its devices. Variables set by the user stay unchanged.

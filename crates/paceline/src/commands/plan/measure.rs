@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 
 use super::{json, work};
 use crate::cli::PlanRankArgs;
-use crate::commands::{failed, wrong_settings};
+use crate::commands::{allocator_settings, failed, wrong_settings};
 
 /// Dry steps of a model, and the link between the ranks that made them.
 #[derive(Default)]
@@ -131,6 +131,8 @@ pub(super) fn measure<T: DeserializeOwned>(
     job.log_dir = Some(folder.path().join("logs"));
     let threads = resolved.config().threads_per_rank;
     job.threads_per_rank = Some(threads).filter(|threads| *threads > 0);
+    // A training's ranks have them too.
+    job.env.extend(allocator_settings());
     let usage = UsageArgs {
         summary: Summary::Off,
         ..UsageArgs::off()
