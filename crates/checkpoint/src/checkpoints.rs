@@ -349,14 +349,44 @@ impl Checkpoints {
         self.follow(ddp)?;
         self.has_gone_back = true;
         self.unwritten.clear();
+        self.remove_after(saved.step())?;
         if self.group.rank() == 0 {
-            self.wait()?;
-            for lane in std::iter::once(&self.files).chain(&self.memory) {
-                folder::remove_after(&lane.folder, saved.step());
-            }
             notice!(WARN, "{error}: all ranks go back to step {}", saved.step());
         }
         Ok(Some(saved))
+    }
+
+    /// After a step that was [skipped](paceline_ddp::Reduced::skipped), in place of [`record`](Self::record): goes back to the newest
+    /// [snapshot](Self::snapshot) that a finite step has followed, but not to its samples. [Restore](Saved::restore) the state:
+    /// step, seed and scaler stay those of now, and the [position](Saved::sampler) is that after `plan`. Also returns the step of
+    /// the snapshot. The [ledger](crate::ledger) says that the steps after that one were given up. All ranks call it.
+    ///
+    /// Checkpoints of steps that were given up are removed. Without a snapshot it is `None`, and the step remains skipped.
+    ///
+    /// *Blocks*: on rank 0, until the last save is on disk. *Errors*: those of that save and of `record`.
+    ///
+    /// *Source*: PaLM (Chowdhery et al., 2022) went back some 100 steps before a spike of the loss and skipped the batches.
+    pub fn give_up(
+        &mut self,
+        ddp: &Ddp,
+        plan: &StepPlan,
+    ) -> Result<Option<(u64, Saved)>, CheckpointError> {
+        let given_up = self.snapshots.give_up(ddp, plan.after);
+        let back_to = given_up.as_ref().map(|(step, _)| *step);
+        self.record_step(ddp, plan, back_to)?;
+        back_to.map_or(Ok(()), |step| self.remove_after(step))?;
+        Ok(given_up)
+    }
+
+    /// Removes the checkpoints of later steps, whose weights are not to be used.
+    fn remove_after(&mut self, step: u64) -> Result<(), CheckpointError> {
+        if self.group.rank() == 0 {
+            self.wait()?;
+            for lane in std::iter::once(&self.files).chain(&self.memory) {
+                folder::remove_after(&lane.folder, step);
+            }
+        }
+        Ok(())
     }
 
     /// Notes in the run's [ledger](crate::ledger) that the step of `plan` is done. Call it on all ranks once the optimizer's step is
@@ -368,6 +398,15 @@ impl Checkpoints {
     ///
     /// *Errors*: the ledger or the digests cannot be written, or were damaged before.
     pub fn record(&mut self, ddp: &Ddp, plan: &StepPlan) -> Result<(), CheckpointError> {
+        self.record_step(ddp, plan, None)
+    }
+
+    fn record_step(
+        &mut self,
+        ddp: &Ddp,
+        plan: &StepPlan,
+        back_to: Option<u64>,
+    ) -> Result<(), CheckpointError> {
         self.follow(ddp)?;
         if let Some(keep) = ddp.record() {
             let digests = match &mut self.digests {
@@ -377,7 +416,10 @@ impl Checkpoints {
             digests.append(ddp.next_step(), self.group.generation(), ddp.digests())?;
         }
         let goes_back = std::mem::take(&mut self.has_gone_back);
-        let committed = || Committed::new(&self.group, ddp, plan).after(goes_back);
+        let committed = || {
+            let committed = Committed::new(&self.group, ddp, plan);
+            committed.after(goes_back).giving_up(back_to)
+        };
         if self.group.rank() == 0 {
             let committed = committed();
             return self.append(&committed, |_| true);

@@ -13,7 +13,8 @@
 //! `begin` says how the samples of the following steps are dealt, and to whom: a replica of the model that begins at rank `r`
 //! computes the shards from its own first one to the next replica's. It also says that the steps after `step` were rolled
 //! back, because their weights were lost with the processes that had them. `step` has the number of the step, the samples of
-//! the epoch that all shards had read before and after it, and a checksum of their indices.
+//! the epoch that all shards had read before and after it, and a checksum of their indices. With `"skipped":true` it changed
+//! nothing, and with `"back_to":N` the steps after step N changed nothing either, because the ranks went back to their state then.
 //!
 //! Records are appended and never changed. A crash can tear the last line only; the next process removes it and says so in
 //! its `begin`. A checkpoint is published after the ledger up to its step is on disk, so a run never resumes after a step that
@@ -37,7 +38,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::Ddp;
 use paceline_ddp::sampler::{BatchLayout, StepPlan};
 
-pub use audit::{Attempt, Audit, audit};
+pub use audit::{Attempt, Audit, GivenUp, audit};
 pub use cover::Epoch;
 pub use fault::Fault;
 pub use lines::Hash;
@@ -109,6 +110,7 @@ impl Committed {
                 indices: Hash::of_indices(&plan.shards),
                 generation,
                 skipped: ddp.has_skipped(),
+                back_to: None,
             },
             goes_back: false,
         }
@@ -117,6 +119,12 @@ impl Committed {
     /// Whether the ranks have gone back before it.
     pub(crate) fn after(mut self, goes_back: bool) -> Self {
         self.goes_back = goes_back;
+        self
+    }
+
+    /// The ranks go back to the state after step `back_to`, and give up the steps since then with this one.
+    pub(crate) fn giving_up(mut self, back_to: Option<u64>) -> Self {
+        self.step.back_to = back_to;
         self
     }
 

@@ -1,4 +1,4 @@
-//! States in memory, to go back to when numbers turn out to be wrong.
+//! States in memory, to go back to when numbers turn out to be wrong or are not finite.
 //!
 //! Every rank keeps its own copy of the state of a few steps ago, and its digest is compared over all ranks in the next step. Once
 //! all have the same, the copy counts: whatever has gone wrong on one rank, the ranks restore their own copies and repeat the
@@ -8,6 +8,7 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::{Bytes, TensorData};
+use paceline_ddp::sampler::SamplerState;
 use paceline_ddp::{Ddp, weights};
 use sha2::{Digest, Sha256};
 
@@ -45,10 +46,13 @@ impl Snapshots {
 
     /// Whether one is due before the next step of `ddp`.
     pub(crate) fn is_due(&mut self, ddp: &Ddp) -> bool {
+        if self.every == 0 {
+            return false;
+        }
         self.settle(ddp);
-        let agreed = self.agreed.as_ref().map(Snapshot::step);
-        let is_old = agreed.is_none_or(|step| ddp.next_step() >= step + self.every);
-        self.every > 0 && self.newest.is_none() && is_old
+        // At the same steps whatever the job has been through.
+        let is_due = self.agreed.is_none() || ddp.next_step().is_multiple_of(self.every);
+        self.newest.is_none() && is_due
     }
 
     /// Keeps `checkpoint`, and has the next step compare it.
@@ -96,13 +100,18 @@ impl Snapshots {
         if std::mem::replace(&mut self.went_back_to, step) == step {
             return None;
         }
-        Some(Saved::from_memory(
-            agreed.told,
-            InMemory {
-                weights: Some(agreed.weights),
-                optimizer: agreed.optimizer,
-            },
-        ))
+        Some(agreed.into_saved())
+    }
+
+    /// Takes the newest state that a step with finite numbers has followed, or else the newest one, as the state of `ddp` at `position`;
+    /// and its step.
+    pub(crate) fn give_up(&mut self, ddp: &Ddp, position: SamplerState) -> Option<(u64, Saved)> {
+        let newest = self.newest.take();
+        // `newest` may lead to the same numbers with any samples.
+        let mut state = self.agreed.take().or(newest)?;
+        let step = state.step();
+        (state.told.state.ddp, state.told.state.sampler) = (ddp.state_dict(), Some(position));
+        Some((step, state.into_saved()))
     }
 
     /// Forgets all, because a rank has joined that has none.
@@ -121,5 +130,13 @@ impl Snapshots {
 impl Snapshot {
     fn step(&self) -> u64 {
         self.told.state.ddp.step
+    }
+
+    fn into_saved(self) -> Saved {
+        let tensors = InMemory {
+            weights: Some(self.weights),
+            optimizer: self.optimizer,
+        };
+        Saved::from_memory(self.told, tensors)
     }
 }

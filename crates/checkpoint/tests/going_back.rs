@@ -43,19 +43,25 @@ enum Fault {
     Gradient(u64),
     /// A bit of a weight, again each time that the step is repeated.
     Lasting(u64),
+    /// The loss, on all ranks.
+    Nan(u64),
 }
 
 /// The hash of the weights, or the error that ends the job, and the steps that it ran.
 type End = (Result<String, String>, u64);
 
+/// The first and last steps that were given up.
+type GivenUp = Vec<(u64, u64)>;
+
 fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
     let device = Device::flex().autodiff();
     let options = DdpOptions {
         shards: Some(4),
+        skip_non_finite: true,
         ..DdpOptions::default()
     };
-    let mut fault = match group.rank() {
-        1 => fault,
+    let mut fault = match (fault, group.rank()) {
+        (Fault::Nan(_), _) | (_, 1) => fault,
         _ => Fault::Nothing,
     };
     let (mut ddp, mut net) =
@@ -81,9 +87,10 @@ fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
         }
         let reduced = ddp.step_on(&net, &plan, |net, indices| {
             let loss = net.loss(indices);
-            match is_due(Fault::Gradient(step)) {
-                true => loss * 1.01,
-                false => loss,
+            match now {
+                Fault::Gradient(of) if of == step => loss * 1.01,
+                Fault::Nan(of) if of == step => loss * f32::NAN,
+                _ => loss,
             }
         });
         if is_due(Fault::Weight(step)) || is_due(Fault::Gradient(step)) {
@@ -102,6 +109,14 @@ fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
                 continue;
             }
         };
+        if reduced.skipped {
+            let given_up = checkpoints.give_up(&ddp, &plan).expect("recorded");
+            let (_, mut saved) = given_up.expect("a snapshot");
+            (net, optimizer) = saved.restore(&mut ddp, net, optimizer).expect("it fits");
+            assert_eq!(ddp.next_step(), step + 1);
+            assert_eq!(saved.sampler().expect("a position"), &plan.after);
+            continue;
+        }
         let rate = match is_due(Fault::Update(step)) {
             true => {
                 fault = Fault::Nothing;
@@ -123,6 +138,11 @@ fn rank(group: ProcessGroup, folder: &Path, every: u64, fault: Fault) -> End {
 /// How all ranks end, which is the same on all. Each sample of each epoch was used once by what counts.
 #[track_caller]
 fn end(world: usize, every: u64, fault: Fault) -> End {
+    end_of(world, every, fault).0
+}
+
+#[track_caller]
+fn end_of(world: usize, every: u64, fault: Fault) -> (End, GivenUp) {
     let folder = tempdir().expect("a folder");
     let options = GroupOptions {
         timeout: Duration::from_secs(20),
@@ -138,7 +158,9 @@ fn end(world: usize, every: u64, fault: Fault) -> End {
         assert_eq!(audit.steps, STEPS, "{fault:?}");
         assert_eq!(audit.epochs.len(), 10, "{fault:?}");
     }
-    ends.into_iter().next().expect("a rank")
+    let given_up = audit.attempts.iter().flat_map(|attempt| &attempt.given_up);
+    let given_up = given_up.map(|of| (of.first, of.last)).collect();
+    (ends.into_iter().next().expect("a rank"), given_up)
 }
 
 #[test]
@@ -180,4 +202,20 @@ fn a_wrong_gradient_that_was_sent_goes_unnoticed() {
     let (wrong, steps) = end(3, 7, Fault::Gradient(9));
     assert_eq!(steps, STEPS);
     assert_ne!(wrong, right);
+}
+
+#[test]
+fn all_ranks_go_back_from_a_nan_and_on_with_the_next_samples() {
+    // Of the snapshots before steps 0, 7 and 14, the last one counts once a step has followed it.
+    for (step, given_up) in [(17, (15, 18)), (14, (8, 15)), (0, (1, 1))] {
+        let alone = end_of(1, 7, Fault::Nan(step));
+        assert_eq!(alone.1, [given_up]);
+        for world in [2, 4] {
+            assert_eq!(
+                end_of(world, 7, Fault::Nan(step)),
+                alone,
+                "on {world} ranks"
+            );
+        }
+    }
 }

@@ -228,6 +228,8 @@ pub enum NonFinite {
     Stop,
     /// The step changes nothing.
     Skip,
+    /// The steps since a state in memory change nothing.
+    Back,
 }
 
 /// The built-in tasks.

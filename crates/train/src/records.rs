@@ -22,6 +22,9 @@ pub(crate) struct StepRecord {
     /// Whether the step was skipped because its loss or a gradient was not finite, if such steps are skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped: Option<bool>,
+    /// The step to whose state all ranks went back, so that the steps since then changed nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) back_to: Option<u64>,
     pub(crate) seconds: f64,
     pub(crate) waited_seconds: f64,
 }

@@ -4,11 +4,12 @@ use std::num::NonZeroU64;
 
 use paceline_checkpoint::Saved;
 use paceline_checkpoint::digests::{Difference, Recorded};
+use paceline_checkpoint::ledger::{self, GivenUp};
 use paceline_collective::{GroupOptions, ProcessGroup};
-use paceline_ddp::{DdpOptions, ShardStep};
+use paceline_ddp::{DdpOptions, ShardStep, weights};
 use serde::Serialize;
 
-use crate::config::{Recovery, Strategy, Task, TrainConfig, Zero};
+use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig, Zero};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
@@ -102,7 +103,20 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
         shards_unrecorded: 0,
         difference: None,
     };
+    let given_up = match config.non_finite {
+        NonFinite::Back => ledger::audit(&folder)?.attempts,
+        NonFinite::Stop | NonFinite::Skip => Vec::new(),
+    };
+    let given_up: Vec<GivenUp> = given_up.into_iter().flat_map(|of| of.given_up).collect();
+    let mut kept = None;
     for plan in batches.take((last - from) as usize) {
+        let step = ddp.next_step() + 1;
+        // One rank has the whole state.
+        if let Optimizer::Whole(own) = &optimizer
+            && given_up.iter().any(|of| of.first == step)
+        {
+            kept = Some((weights::export(&net), own.clone()));
+        }
         let rate = schedule.rate(ddp.next_step());
         let reduced = ddp.step(&net, |shard: &mut ShardStep<'_, T::Model>| {
             let indices = &plan.shards[shard.shard()];
@@ -118,6 +132,12 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
         replayed.difference = compared.difference;
         if replayed.difference.is_some() {
             break;
+        }
+        if given_up.iter().any(|of| of.last == step)
+            && let Some((weights, state)) = kept.take()
+        {
+            net = weights::import(net, weights.into_iter().collect());
+            optimizer = Optimizer::Whole(state);
         }
     }
     Ok(replayed)

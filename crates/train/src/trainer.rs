@@ -1,5 +1,6 @@
 //! The training loop of one rank.
 
+mod judge;
 mod losses;
 mod show;
 
@@ -37,6 +38,7 @@ use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
+use judge::{Numbers, Policy, Row, Verdict, judge};
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +135,8 @@ fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
 struct Progress {
     /// Sum of losses and number of predictions of the current epoch.
     epoch_sums: [f64; 2],
+    #[serde(default)]
+    row: Row,
 }
 
 /// One rank's data for one step: the micro-batches of each of its shards.
@@ -218,8 +222,6 @@ struct Trainer<'a, T: TrainTask> {
     epoch_predictions: f64,
     /// Steps skipped since the start of the epoch or of the resumed job.
     epoch_skipped: u64,
-    /// The last steps, if they were skipped for numbers that are not finite.
-    skipped_in_a_row: u32,
     /// Rank 0 was lost, maybe while it wrote a checkpoint.
     has_to_save: bool,
 }
@@ -241,12 +243,6 @@ fn checkpoint<'a, M: Module>(
 fn is_due(every: u64, step: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
-
-/// Smallest sensible loss scale, f16's smallest number: gradients that still overflow are above 1e12.
-const LEAST_SCALE: f32 = 1.0 / (1 << 24) as f32;
-
-/// After so many skipped steps in a row the weights themselves are useless.
-const SKIPPED_IN_A_ROW_MAX: u32 = 10;
 
 impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
@@ -328,7 +324,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_start: Instant::now(),
             epoch_predictions: 0.0,
             epoch_skipped: 0,
-            skipped_in_a_row: 0,
             has_to_save: false,
             output,
             config,
@@ -442,7 +437,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
         #[cfg(test)]
-        let net = tests::disturbed(net, self.group.rank(), self.step);
+        let net = tests::disturbed(net, &self.config.run_dir, self.group.rank(), self.step);
         self.ddp.time_device(self.config.trace == Some(self.step));
         let reduced = match self.reduce(&net, plan, loaded) {
             Ok(reduced) => reduced,
@@ -453,7 +448,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         self.follow()?;
         let loss = reduced.loss as f32;
-        self.judge_numbers(&reduced, loss)?;
+        let verdict = self.judge(&reduced)?;
         self.observer.step(&reduced.timeline);
         let lr = self.schedule.rate(self.step);
         let Reduced {
@@ -473,9 +468,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;
         }
-        self.checkpoints.record(&self.ddp, plan)?;
+        let back_to = match verdict {
+            Verdict::Back => Some(self.give_up(plan)?),
+            Verdict::Counts | Verdict::Skip => {
+                self.checkpoints.record(&self.ddp, plan)?;
+                None
+            }
+        };
         self.step += 1;
-        if loss.is_finite() {
+        if loss.is_finite() && back_to.is_none() {
             self.progress.epoch_sums[0] += reduced.loss * weight;
             self.progress.epoch_sums[1] += weight;
         }
@@ -495,6 +496,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 grad_norm,
                 scale: self.ddp.scaler().map(|_| scale),
                 skipped: may_skip.then_some(skipped),
+                back_to,
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
@@ -524,46 +526,26 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.ddp.scaler().is_some() || self.config.non_finite != NonFinite::Stop
     }
 
-    /// Says what becomes of a step whose loss or gradients are not finite.
+    /// What becomes of a step by its numbers.
     ///
-    /// *Errors*: the job ends because of it.
-    fn judge_numbers(&mut self, reduced: &Reduced, loss: f32) -> Result<(), TrainError> {
-        let (step, skipped) = (self.step, reduced.skipped);
-        let what = match loss.is_finite() {
-            true => "a gradient is not finite".to_owned(),
-            false => format!("the loss is {loss}"),
+    /// *Errors*: the job ends because of them.
+    fn judge(&mut self, reduced: &Reduced) -> Result<Verdict, TrainError> {
+        let policy = Policy {
+            non_finite: self.config.non_finite,
+            snapshot_every: self.config.snapshot_every,
         };
-        if self.config.non_finite == NonFinite::Stop && !loss.is_finite() {
-            return Err(TrainError::NotFinite {
-                message: format!("{what} at step {step}: training has diverged"),
-                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
-            });
+        let numbers = Numbers {
+            step: self.step + 1,
+            loss: reduced.loss as f32,
+            skipped: reduced.skipped,
+            scale: self.ddp.scaler().map(|_| reduced.scale),
+        };
+        let verdict = judge(policy, &numbers, &mut self.progress.row)?;
+        if verdict != Verdict::Counts {
+            let (step, what) = (numbers.step, numbers.what());
+            self.console.print(&format!("step {step} skipped: {what}"));
         }
-        if skipped && reduced.scale < LEAST_SCALE {
-            return Err(TrainError::NotFinite {
-                message: format!(
-                    "the gradients of step {step} are not finite, even with the loss scaled by {:e}",
-                    reduced.scale
-                ),
-                hint: "train with --precision bf16, which has the range of f32, or check why the gradients are so large",
-            });
-        }
-        // A scaler looks for its scale by skipping steps, and ends when that is too small.
-        if !skipped || (self.ddp.scaler().is_some() && loss.is_finite()) {
-            self.skipped_in_a_row = 0;
-            return Ok(());
-        }
-        self.skipped_in_a_row += 1;
-        if self.skipped_in_a_row == SKIPPED_IN_A_ROW_MAX {
-            return Err(TrainError::NotFinite {
-                message: format!(
-                    "{what} at step {step}, the last of {SKIPPED_IN_A_ROW_MAX} skipped in a row: training has diverged"
-                ),
-                hint: "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
-            });
-        }
-        self.console.print(&format!("step {step} skipped: {what}"));
-        Ok(())
+        Ok(verdict)
     }
 
     fn reduce(
@@ -627,7 +609,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.flush_metrics()?;
         self.observer.close_window(&mut self.ddp, &self.group)?;
         self.follow()?;
-        self.progress = Progress::default();
+        self.progress.epoch_sums = [0.0; 2];
         self.epoch_predictions = 0.0;
         self.epoch_skipped = 0;
         self.epoch_start = Instant::now();

@@ -28,7 +28,7 @@ pub struct Audit {
     pub steps: u64,
     /// Steps that were rolled back.
     pub rolled_back: u64,
-    /// Steps that count but changed nothing, because they had an infinity or NaN.
+    /// Steps that count but changed nothing, because they had an infinity or NaN. Those that were given up are not among them.
     pub skipped: u64,
     /// The epochs, the last one perhaps unfinished.
     pub epochs: Vec<Epoch>,
@@ -55,6 +55,21 @@ pub struct Attempt {
     pub steps: u64,
     /// Steps of it that count.
     pub kept: u64,
+    /// Steps that changed nothing because the ranks went back in one of its steps that count.
+    pub given_up: Vec<GivenUp>,
+}
+
+/// Steps that count but changed nothing: the last one had an infinity or NaN, and the ranks went back to a state before the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct GivenUp {
+    /// The first one.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+    /// Samples that they used.
+    pub samples: u64,
+    /// When the last one ended, in milliseconds since 1970.
+    pub at_ms: u64,
 }
 
 /// Reads the ledger in `folder`, which holds a run's checkpoints, and checks it. Needs no data: the sampler deals the samples
@@ -108,7 +123,8 @@ pub(super) fn read(mut lines: impl BufRead) -> io::Result<Audit> {
         attempt.kept_until_ms = step.at_ms;
     }
     audit.steps = kept.len() as u64;
-    audit.skipped = kept.iter().filter(|kept| kept.step.skipped).count() as u64;
+    let skipped = kept.iter().filter(|kept| kept.step.skipped).count();
+    audit.skipped = (skipped - give_up(&mut audit.attempts, &kept)) as u64;
     // Records that cannot be trusted prove nothing: what they say of steps would only follow from that.
     if audit.faults.is_empty() {
         audit.faults = faults;
@@ -119,6 +135,32 @@ pub(super) fn read(mut lines: impl BufRead) -> io::Result<Audit> {
         audit.faults.extend(fault);
     }
     Ok(audit)
+}
+
+/// Tells the attempts which steps they gave up; returns how many of these were skipped.
+fn give_up(attempts: &mut [Attempt], kept: &[Kept]) -> usize {
+    let (mut skipped, mut begin) = (0, 0);
+    for (at, last) in kept.iter().enumerate() {
+        let Some(back_to) = last.step.back_to else {
+            continue;
+        };
+        let given_up = kept[begin..=at].iter().rev();
+        let given_up = given_up.map(|kept| &kept.step);
+        let (mut first, mut samples) = (last.step.step, 0_u64);
+        for step in given_up.take_while(|step| step.step > back_to) {
+            first = step.step;
+            samples = step.to.saturating_sub(step.from).saturating_add(samples);
+            skipped += usize::from(step.skipped);
+        }
+        begin = at + 1;
+        attempts[last.attempt].given_up.push(GivenUp {
+            first,
+            last: last.step.step,
+            samples,
+            at_ms: last.at_ms,
+        });
+    }
+    skipped
 }
 
 impl Audit {
@@ -143,6 +185,7 @@ impl Audit {
                     kept_until_ms: at_ms,
                     steps: 0,
                     kept: 0,
+                    given_up: Vec::new(),
                     begin,
                 });
             }

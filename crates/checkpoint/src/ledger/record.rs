@@ -64,6 +64,9 @@ pub struct Step {
     /// Whether it was skipped because of an infinity or NaN, so that its samples changed nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// If it was not only skipped: the step to whose state the ranks went back, so that the samples since then changed nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_to: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -41,6 +41,7 @@ fn step_of(step: u64, plan: &StepPlan) -> Step {
         indices: Hash::of_indices(&plan.shards),
         generation: 0,
         skipped: false,
+        back_to: None,
     }
 }
 

@@ -75,7 +75,8 @@ pub struct DdpOptions {
     /// Scales losses and skips steps with an infinite or NaN gradient, for [`Precision::F16`].
     pub scaler: Option<GradScaler>,
     /// Skips steps with an infinite or NaN loss or averaged gradient, on all ranks alike, see
-    /// [`Reduced::skipped`](crate::Reduced::skipped). A scaler skips steps with such a gradient in any case.
+    /// [`Reduced::skipped`](crate::Reduced::skipped). A scaler skips steps with such a gradient in any case. `Checkpoints::give_up` of
+    /// `paceline_checkpoint` then goes back some steps.
     ///
     /// *Cost*: one pass over the averaged gradients.
     pub skip_non_finite: bool,

@@ -79,6 +79,20 @@ fn report(audit: &Audit) -> String {
             "skipped   {steps} changed nothing: the loss or a gradient was not finite"
         );
     }
+    let given_up = audit.attempts.iter().flat_map(|attempt| &attempt.given_up);
+    let (mut samples, mut steps) = (0_u64, 0);
+    for of in given_up {
+        samples = samples.saturating_add(of.samples);
+        steps += of.last - of.first + 1;
+    }
+    if steps > 0 {
+        let samples = words::count(samples as usize, "sample");
+        let steps = words::count(steps as usize, "step");
+        let _ = writeln!(
+            text,
+            "given up  {samples} of {steps}: the ranks went back from a loss or gradient that was not finite"
+        );
+    }
     for (at_ms, what) in incidents(audit) {
         let _ = writeln!(text, "{:>10}  {what}", clock(audit, at_ms));
     }
@@ -149,6 +163,15 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
                 attempt.began_ms,
                 format!("removed a torn record of {bytes}"),
             ));
+        }
+        for of in &attempt.given_up {
+            let steps = match of.first == of.last {
+                true => format!("step {}", of.last),
+                false => format!("steps {} to {}", of.first, of.last),
+            };
+            let samples = words::count(of.samples as usize, "sample");
+            let what = format!("{samples} of {steps} were given up: loss or gradient not finite");
+            told.push((of.at_ms, what));
         }
         before = Some(attempt);
     }

@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{TrainConfig, Zero};
+use super::{NonFinite, TrainConfig, Zero};
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -181,9 +181,25 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
         ("memory_checkpoint", config.memory_checkpoint > 0),
         ("checkpoint_dir", config.checkpoint_dir.is_some()),
     ];
-    match config.snapshot_every {
-        0 => Ok(()),
-        _ => exclude(settings, "snapshot_every", others, |_| {
+    let goes_back = config.non_finite == NonFinite::Back;
+    match (config.snapshot_every, goes_back) {
+        (0, false) => Ok(()),
+        (0, true) => {
+            let (policy, every) = (
+                settings.need("non_finite").cite(),
+                settings.need("snapshot_every").cite(),
+            );
+            Err(ConfigError::new(
+                format!(
+                    "`non_finite` is {policy}, but `snapshot_every` is {every}: there is no state to go back to"
+                ),
+                "omit --snapshot-every for 100, or set the number of steps that may be given up at once",
+            ))
+        }
+        (_, true) => exclude(settings, "non_finite", others, |_| {
+            "use --non-finite skip: the step then changes nothing, and no state is needed to go back to".into()
+        }),
+        (_, false) => exclude(settings, "snapshot_every", others, |_| {
             "omit --snapshot-every: the job ends if weights differ, and resumes from a checkpoint"
                 .into()
         }),

@@ -15,6 +15,9 @@ use super::value::{Setting, Source, Value};
 /// Most ranks that `auto` starts; a number can request more.
 const AUTO_RANKS_MAX: u64 = 2;
 
+/// Steps between two states to go back to. PaLM went back some 100 steps before a spike of the loss.
+const BACK_STEPS: u64 = 100;
+
 /// Devices of one rank, if GPUs are not asked for.
 const LOCAL_DEVICES: u64 = 2;
 
@@ -168,6 +171,14 @@ pub(super) fn recovery(settings: &mut Settings, job: Option<JobShape>, ranks: Op
         None => ("live", "replicas on the CPU".to_owned()),
     };
     settings.choose("recovery", how, &format!("auto: {why}"));
+}
+
+/// Sets how often the state is kept in memory if the job is to go back to it and the setting is left open.
+pub(super) fn snapshots(settings: &mut Settings) {
+    let is_open = settings.need("snapshot_every").source == Source::Default;
+    if is_open && settings.word("non_finite") == Some("back") {
+        settings.choose("snapshot_every", BACK_STEPS, "as `non_finite` is back");
+    }
 }
 
 /// The ranks of a replica: all that share the stages of `pp` and the parts of `tp`.

@@ -250,6 +250,7 @@ impl Given {
         };
         derive::numbers_and_names(&mut settings, surroundings, ranks);
         derive::recovery(&mut settings, surroundings.job, ranks);
+        derive::snapshots(&mut settings);
         check(&settings, ranks)?;
         Ok(Resolved {
             variables: self.variables,

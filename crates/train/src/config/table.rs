@@ -248,8 +248,9 @@ settings! {
     precision: Precision = row(LEARNING, Kind::Word(&["f32", "bf16", "fp16"]),
         "Compute type of the layers; weights stay f32; fp16 scales the loss")
         .or("f32").fixed(OPTIMIZER);
-    non_finite: NonFinite = row(LEARNING, Kind::Word(&["stop", "skip"]),
-        "After an infinite or NaN loss or gradient: stop the job, or skip the step on all ranks, up to 9 times in a row")
+    non_finite: NonFinite = row(LEARNING, Kind::Word(&["stop", "skip", "back"]),
+        "After an infinite or NaN loss or gradient: stop the job, skip the step on all ranks, or go back to the last --snapshot-every and on \
+         with the next samples; up to 9 times in a row")
         .or("stop").fixed(OPTIMIZER)
         .also(&["error_if_nonfinite", "check_for_nan_in_loss_and_grad", "terminate_on_nan"]);
     tokenizer: Option<String> = row(MODEL, Kind::Text,
@@ -371,7 +372,8 @@ settings! {
         "Steps between checkpoints in memory, from which ranks that start again go on; with several nodes another one has a copy; 0 makes none")
         .or("0").needs(Need::Restarts);
     snapshot_every: u64 = row(RUN, Kind::Count { min: 0, max: STEPS_MAX },
-        "Steps between copies of the state in memory, to which all ranks go back if one has wrong weights; 0 keeps none")
+        "Steps between copies of the state in memory, to which all ranks go back if one has wrong weights; 0 keeps none; \
+         100 with --non-finite back")
         .or("0");
     keep: usize = row(RUN, Kind::Count { min: 1, max: 10_000 },
         "Newest checkpoints to keep")

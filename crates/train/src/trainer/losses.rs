@@ -1,8 +1,9 @@
-//! Going on after a loss: with other ranks, or from a state in memory.
+//! Going on after a loss of ranks or of the right numbers: with other ranks, or from a state in memory.
 
-use paceline_ddp::sampler::SamplerState;
+use paceline_checkpoint::Saved;
+use paceline_ddp::sampler::{SamplerState, StepPlan};
 
-use super::{Trainer, checkpoint};
+use super::{Progress, Trainer, checkpoint};
 use crate::console::Console;
 use crate::error::TrainError;
 use crate::optimizer::Optimizer;
@@ -26,17 +27,47 @@ impl<T: TrainTask> Trainer<'_, T> {
             return Err(error);
         };
         self.follow()?;
-        let net = self.net.take().expect("the model is always put back");
-        let (optimizer, net) = Optimizer::new(self.config, &mut self.ddp, net)?;
-        let (net, optimizer) = saved.restore(&mut self.ddp, net, optimizer)?;
-        (self.net, self.optimizer) = (Some(net), optimizer);
+        self.restore(&mut saved)?;
         (self.step, self.progress) = (saved.step(), saved.value()?);
-        // Checkpoints of later steps are gone.
-        (self.last_saved, self.has_to_save) = (None, true);
         if let Some(metrics) = &mut self.metrics {
             metrics.go_back(self.step)?;
         }
         Ok(*saved.sampler()?)
+    }
+
+    /// Goes back to a snapshot after the step of `plan`, whose numbers are not finite, and goes on with the next samples. Returns the
+    /// snapshot's step.
+    pub(super) fn give_up(&mut self, plan: &StepPlan) -> Result<u64, TrainError> {
+        let given_up = self.checkpoints.give_up(&self.ddp, plan)?;
+        let (back_to, mut saved) = given_up.expect("a snapshot is due before the first step");
+        self.restore(&mut saved)?;
+        let row = self.progress.row;
+        let is_of_epoch = back_to + plan.step_in_epoch >= self.step;
+        self.progress = match is_of_epoch {
+            true => saved.value()?,
+            false => Progress::default(),
+        };
+        self.progress.row = row;
+        let (first, last) = (back_to + 1, self.step + 1);
+        self.epoch_skipped += (last - first).min(plan.step_in_epoch);
+        let steps = match first == last {
+            true => format!("step {last} is"),
+            false => format!("steps {first} to {last} are"),
+        };
+        self.console.print(&format!(
+            "{steps} given up: all ranks go back to the state after step {back_to}, and on with the next samples"
+        ));
+        Ok(back_to)
+    }
+
+    /// Checkpoints of later steps are gone.
+    fn restore(&mut self, saved: &mut Saved) -> Result<(), TrainError> {
+        let net = self.net.take().expect("the model is always put back");
+        let (optimizer, net) = Optimizer::new(self.config, &mut self.ddp, net)?;
+        let (net, optimizer) = saved.restore(&mut self.ddp, net, optimizer)?;
+        (self.net, self.optimizer) = (Some(net), optimizer);
+        (self.last_saved, self.has_to_save) = (None, true);
+        Ok(())
     }
 
     /// Goes on with the ranks that are left if some were lost, or with new ones. A new rank 0 takes over the files and the console.

@@ -1,10 +1,11 @@
 //! Whole jobs on threads, with a rank whose weights go wrong.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
+use paceline_checkpoint::ledger::Audit;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::weights;
 
@@ -13,33 +14,55 @@ use crate::config::{Given, Inputs, JobShape, Surroundings, TrainConfig};
 use crate::console::Output;
 use crate::run_dir;
 
-/// The rank and the step whose weights get another bit, once.
-static FAULT: Mutex<Option<(usize, u64)>> = Mutex::new(None);
+/// What the weights of a rank get at the start of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Another bit.
+    Bit,
+    /// A NaN, from which the loss gets one.
+    Nan,
+}
+
+/// The folder of a run, and the ranks and steps of its faults, each of which happens once.
+type Planned = (PathBuf, Vec<(usize, u64, Fault)>);
+
+static FAULTS: Mutex<Vec<Planned>> = Mutex::new(Vec::new());
 
 /// `net` at the start of a step.
-pub(super) fn disturbed<M: Module>(net: M, rank: usize, step: u64) -> M {
-    let mut fault = FAULT.lock().expect("no test has panicked");
-    if fault.take_if(|fault| *fault == (rank, step)).is_none() {
+pub(super) fn disturbed<M: Module>(net: M, run: &Path, rank: usize, step: u64) -> M {
+    let mut planned = FAULTS.lock().expect("no test has panicked");
+    let faults = planned.iter_mut().filter(|(of, _)| of == run);
+    let mut due = faults.flat_map(|(_, faults)| {
+        let at = faults
+            .iter()
+            .position(|(of, at, _)| (*of, *at) == (rank, step));
+        at.map(|at| faults.remove(at).2)
+    });
+    let Some(fault) = due.next() else {
         return net;
-    }
+    };
     let (path, data) = weights::export(&net).swap_remove(0);
     let mut values: Vec<f32> = data.try_to_vec().expect("f32");
-    values[0] = f32::from_bits(values[0].to_bits() ^ (1 << 20));
+    values[0] = match fault {
+        Fault::Bit => f32::from_bits(values[0].to_bits() ^ (1 << 20)),
+        Fault::Nan => f32::NAN,
+    };
     let wrong = TensorData::new(values, data.shape().clone());
     weights::import(net, [(path, wrong)].into())
 }
 
-fn config(run: &Path, world: usize) -> TrainConfig {
+fn config(run: &Path, world: usize, more: &[(&str, &str)]) -> TrainConfig {
     let flags = [
         ("model", "tiny"),
         ("epochs", "2"),
-        ("shards", "3"),
         ("snapshot_every", "10"),
         ("save_every", "4"),
         ("run_dir", run.to_str().expect("a plain path")),
     ];
+    let flags = flags.iter().chain(more);
+    let flags = flags.map(|(key, value)| (key.to_string(), value.to_string()));
     let inputs = Inputs {
-        flags: flags.map(|(key, value)| (key.into(), value.into())).into(),
+        flags: flags.collect(),
         ..Inputs::default()
     };
     let surroundings = Surroundings {
@@ -55,28 +78,110 @@ fn config(run: &Path, world: usize) -> TrainConfig {
     resolved.config().clone()
 }
 
-#[test]
-fn a_job_goes_back_from_wrong_weights_and_each_step_counts_once() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let config = config(folder.path(), 3);
-    *FAULT.lock().expect("no test has panicked") = Some((2, 25));
-    let groups = ProcessGroup::local(3, &GroupOptions::default()).expect("a local group");
+/// A job whose ranks have these faults: its ledger and its records of steps.
+fn trained(config: &TrainConfig, world: usize, faults: &[(usize, u64, Fault)]) -> Ended {
+    let run = &config.run_dir;
+    let mut planned = FAULTS.lock().expect("no test has panicked");
+    planned.push((run.clone(), faults.to_vec()));
+    drop(planned);
+    let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
     // Weights that differ at the end would be an error.
     let ends = paceline_testing::on_threads(groups, |group| {
-        train(&config, group, Output::Json).expect("it ends well")
+        train(config, group, Output::Json).expect("it ends well")
     });
-    assert_eq!(ends, [End::Finished; 3]);
-    let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    assert_eq!(ends, vec![End::Finished; world]);
+    let lines = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let records = lines.lines().map(|line| {
         let record: serde_json::Value = serde_json::from_str(line).expect("JSON");
         record
     });
     let steps = records.filter(|record| record["kind"] == "step");
-    let steps: Vec<u64> = steps.filter_map(|record| record["step"].as_u64()).collect();
-    assert_eq!(steps, (1..=46).collect::<Vec<_>>());
-    let ledger = paceline_checkpoint::ledger::audit(&run_dir::checkpoints(folder.path()));
+    let ledger = paceline_checkpoint::ledger::audit(&run_dir::checkpoints(run));
     let ledger = ledger.expect("a ledger");
     assert_eq!(ledger.faults, []);
-    assert_eq!(ledger.steps, 46);
-    assert!(ledger.rolled_back > 0, "it has gone back");
+    Ended {
+        ledger,
+        steps: steps.collect(),
+    }
+}
+
+struct Ended {
+    ledger: Audit,
+    steps: Vec<serde_json::Value>,
+}
+
+impl Ended {
+    /// Each step has one record, in order.
+    #[track_caller]
+    fn has_each_step_once(&self) {
+        let numbers = self.steps.iter();
+        let numbers: Vec<u64> = numbers
+            .filter_map(|record| record["step"].as_u64())
+            .collect();
+        assert_eq!(numbers, (1..=46).collect::<Vec<_>>());
+        assert_eq!(self.ledger.steps, 46);
+        let epochs = self.ledger.epochs.iter();
+        assert!(epochs.map(|epoch| epoch.once).eq([1437, 1437]));
+    }
+}
+
+#[test]
+fn a_job_goes_back_from_wrong_weights_and_each_step_counts_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), 3, &[("shards", "3")]);
+    let ended = trained(&config, 3, &[(2, 25, Fault::Bit)]);
+    ended.has_each_step_once();
+    assert!(ended.ledger.rolled_back > 0, "it has gone back");
+}
+
+#[test]
+fn a_job_goes_back_from_a_nan_and_gives_up_the_same_steps_on_any_number_of_ranks_and_resumed() {
+    let flags = [("shards", "4"), ("non_finite", "back"), ("keep", "100")];
+    let planned = |world: usize, steps: &[u64]| -> Vec<_> {
+        let of_ranks = |step: u64| (0..world).map(move |rank| (rank, step, Fault::Nan));
+        steps.iter().copied().flat_map(of_ranks).collect()
+    };
+    for (world, resumed_on) in [(1, 4), (4, 2)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = self::config(folder.path(), world, &flags);
+        let ended = trained(&config, world, &planned(world, &[0, 14, 20, 30]));
+        ended.has_each_step_once();
+        let given_up = |ended: &Ended| -> Vec<_> {
+            let attempts = ended.ledger.attempts.iter();
+            let given_up = attempts.flat_map(|attempt| &attempt.given_up);
+            given_up.map(|of| (of.first, of.last, of.samples)).collect()
+        };
+        // No step has followed the state of step 20 when step 21 fails. An epoch ends with step 23.
+        let expected = [(1, 1, 64), (11, 15, 320), (16, 21, 384), (22, 31, 605)];
+        assert_eq!(given_up(&ended), expected);
+        assert_eq!(ended.ledger.skipped, 0);
+        let back_to: Vec<_> = ended
+            .steps
+            .iter()
+            .map(|record| record["back_to"].as_u64())
+            .collect();
+        assert_eq!(back_to[14], Some(10));
+        assert_eq!(back_to.iter().flatten().count(), 4);
+
+        // No checkpoint of a step that was given up is left.
+        let checkpoints = run_dir::checkpoints(folder.path());
+        let saved = |checkpoint: &PathBuf| {
+            let name = checkpoint.file_name().expect("a name").to_string_lossy();
+            name.trim_start_matches("step-")
+                .parse::<u64>()
+                .expect("a step")
+        };
+        let mut left = paceline_checkpoint::list(&checkpoints);
+        assert_eq!(
+            left.iter().map(saved).collect::<Vec<_>>(),
+            [1, 4, 8, 15, 21, 31, 32, 36, 40, 44, 46]
+        );
+        left.retain(|checkpoint| saved(checkpoint) > 15);
+        left.iter()
+            .for_each(|later| std::fs::remove_dir_all(later).expect("removed"));
+        config.resume = true;
+        let resumed = trained(&config, resumed_on, &planned(resumed_on, &[20, 30]));
+        resumed.has_each_step_once();
+        assert_eq!(given_up(&resumed), expected);
+    }
 }

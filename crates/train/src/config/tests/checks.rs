@@ -379,3 +379,25 @@ fn units_are_turned_into_types() {
     let resolved = with_flags(&[("bucket_cap_mb", "1e-9")]).expect("valid");
     assert_eq!(resolved.config().bucket_bytes(), 1);
 }
+
+#[test]
+fn a_job_that_goes_back_keeps_states_to_go_back_to() {
+    let back = ("non_finite", "back");
+    let resolved = with_flags(&[back]).expect("valid");
+    let setting = resolved.setting("snapshot_every");
+    assert_eq!(setting.value.to_string(), "100");
+    assert_eq!(setting.origin(), "default (as `non_finite` is back)");
+    let resolved = with_flags(&[back, ("snapshot_every", "7")]).expect("valid");
+    assert_eq!(resolved.config().snapshot_every, 7);
+    assert_eq!(with_flags(&[]).expect("valid").config().snapshot_every, 0);
+    refused(
+        &[back, ("snapshot_every", "0")],
+        "`non_finite` is back (flag --non-finite), but `snapshot_every` is 0 (flag --snapshot-every): there is no state to go back to\n\
+         hint: omit --snapshot-every for 100, or set the number of steps that may be given up at once",
+    );
+    refused(
+        &[back, ("zero", "1"), ("nproc_per_node", "2")],
+        "`non_finite` is back (flag --non-finite), which does not go with zero 1 (flag --zero)\n\
+         hint: use --non-finite skip: the step then changes nothing, and no state is needed to go back to",
+    );
+}
