@@ -38,19 +38,27 @@ impl Arena {
     ///
     /// Zeroing also brings the pages in on the owner's side, so that no peer takes the faults in an operation.
     pub(crate) fn allocate(arena: &Arc<Self>, bytes: usize) -> Result<Region, Error> {
-        let (offset, span) = arena.take(bytes)?;
+        let Taken {
+            offset,
+            span,
+            is_new,
+        } = arena.take(bytes)?;
         let start = arena.segment.at(offset);
+        // Pages that were never used are zeroed by the system. One call for all of them saves a third of the time of a fault each.
+        let is_zero = is_new && arena.segment.populate(offset, span);
         // SAFETY: the free list handed out `span` bytes at `offset` inside the segment, page aligned and used by
         // nobody else; the region keeps the arena and with it the mapping alive.
         unsafe {
-            start.write_bytes(0, bytes);
+            if !is_zero {
+                start.write_bytes(0, bytes);
+            }
             Ok(Region::of_arena(start, bytes, arena.clone(), offset, span))
         }
     }
 
     /// A region of at least `bytes` bytes, in whole pages, with whatever was there before.
     pub(crate) fn allocate_unwritten(arena: &Arc<Self>, bytes: usize) -> Result<Region, Error> {
-        let (offset, span) = arena.take(bytes)?;
+        let Taken { offset, span, .. } = arena.take(bytes)?;
         let start = arena.segment.at(offset);
         // SAFETY: as in `allocate`; the pages of a segment are initialised, with zeros or an earlier region's bytes.
         Ok(unsafe { Region::of_arena(start, span, arena.clone(), offset, span) })
@@ -67,8 +75,8 @@ impl Arena {
         }
     }
 
-    /// A free range of at least `bytes` bytes: where it begins and how long it is.
-    fn take(&self, bytes: usize) -> Result<(usize, usize), Error> {
+    /// A free range of at least `bytes` bytes.
+    fn take(&self, bytes: usize) -> Result<Taken, Error> {
         let full = |used| Error::Memory {
             bytes,
             used,
@@ -80,7 +88,13 @@ impl Arena {
             .ok_or_else(|| full(0))?;
         let mut free = self.free.lock();
         let offset = free.take(span).ok_or_else(|| full(free.used))?;
-        Ok((offset, span))
+        let is_new = offset >= free.used_below;
+        free.used_below = free.used_below.max(offset + span);
+        Ok(Taken {
+            offset,
+            span,
+            is_new,
+        })
     }
 
     pub(super) fn give_back(&self, offset: usize, span: usize) {
@@ -91,6 +105,14 @@ impl Arena {
     }
 }
 
+/// A range that was free.
+struct Taken {
+    offset: usize,
+    span: usize,
+    /// No part of it has been dealt out before.
+    is_new: bool,
+}
+
 /// Free ranges by their first byte; neighbours are always joined.
 #[derive(Debug)]
 struct FreeList {
@@ -98,6 +120,8 @@ struct FreeList {
     used: usize,
     /// The most that `used` has been.
     peak: usize,
+    /// Where the memory that was never dealt out begins.
+    used_below: usize,
 }
 
 impl FreeList {
@@ -106,6 +130,7 @@ impl FreeList {
             ranges: BTreeMap::from([(offset, span)]),
             used: 0,
             peak: 0,
+            used_below: 0,
         }
     }
 

@@ -208,6 +208,17 @@ impl Segment {
         smaps.map_or(0, |smaps| huge_bytes(&smaps, &(start..start + self.bytes)))
     }
 
+    /// Brings in the pages of a range for writing, in one call; whether the system has done it.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize) -> bool {
+        assert!(offset + bytes <= self.bytes);
+        // SAFETY: within the mapping; the call changes nothing about the memory's contents.
+        let populated = unsafe {
+            let start = self.at(offset).as_ptr().cast();
+            rustix::mm::madvise(start, bytes, Advice::LinuxPopulateWrite)
+        };
+        populated.is_ok()
+    }
+
     /// Returns the pages of a range to the system; they read as zero afterwards.
     pub(crate) fn punch(&self, offset: usize, bytes: usize) {
         assert!(offset + bytes <= self.bytes);
