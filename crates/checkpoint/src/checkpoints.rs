@@ -277,7 +277,7 @@ impl Checkpoints {
     /// *Blocks*, *Errors*: as `latest`; in that process, `Misfit` if the state cannot be read.
     pub fn resume(&self, ddp: &mut Ddp) -> Result<Option<Saved>, CheckpointError> {
         match ddp.take_handover() {
-            Some(state) => Saved::from_peer(&self.files.folder, &state).map(Some),
+            Some(state) => Saved::from_peer(&self.files.folder, state).map(Some),
             None if ddp.has_joined() => Ok(None),
             None => self.latest(),
         }

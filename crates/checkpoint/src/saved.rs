@@ -186,24 +186,26 @@ impl Saved {
         let told = serde_json::to_vec(&told).expect("plain data encodes");
         let optimizer = checkpoint.optimizer_state().map_err(unusable)?;
         let len = (told.len() as u64).to_le_bytes();
-        Ok([&len[..], &told, &optimizer].concat())
+        // The large part comes first, so the other rank need not move it.
+        Ok([&optimizer[..], &told, &len].concat())
     }
 
     /// The state of a job that this process has joined, from [`to_peer`](Self::to_peer).
-    pub(crate) fn from_peer(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+    pub(crate) fn from_peer(path: &Path, mut bytes: Vec<u8>) -> Result<Self, CheckpointError> {
         let misfit = |what: &str| CheckpointError::Misfit {
             path: path.to_path_buf(),
             what: format!("the state from another rank {what}"),
         };
-        let (len, rest) = (bytes.split_first_chunk()).ok_or_else(|| misfit("is too short"))?;
+        let (rest, len) = (bytes.split_last_chunk()).ok_or_else(|| misfit("is too short"))?;
         let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
-        let (told, optimizer) =
-            (rest.split_at_checked(len)).ok_or_else(|| misfit("is too short"))?;
-        let told = serde_json::from_slice(told)
+        let optimizer = rest.len().checked_sub(len);
+        let optimizer = optimizer.ok_or_else(|| misfit("is too short"))?;
+        let told = serde_json::from_slice(&rest[optimizer..])
             .map_err(|error| misfit(&format!("cannot be read: {error}")))?;
+        bytes.truncate(optimizer);
         let tensors = InMemory {
             weights: None,
-            optimizer: Bytes::from_bytes_vec(optimizer.to_vec()),
+            optimizer: Bytes::from_bytes_vec(bytes),
         };
         Ok(Self::from_memory(told, tensors))
     }

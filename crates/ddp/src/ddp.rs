@@ -204,6 +204,8 @@ impl Ddp {
         options: DdpOptions,
         make: MakeReducer,
     ) -> Result<(Self, M), DdpError> {
+        // Burn makes a weight when it is first used. The others wait for all that comes after the next line.
+        drop(buffer::inventory(&model));
         let mut pending = group;
         loop {
             let (group, mut handover) = Handover::receive(pending, &options)?;

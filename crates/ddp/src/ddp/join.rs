@@ -5,16 +5,16 @@
 //!  result   of the last commit
 //!  weights  every tensor of the model, in the order of registration
 //!  program  the program's own bytes
-//!  SHA-256  of all these
+//!  XXH3     of all these
 //! ```
 //!
-//! Each part travels in pieces, so a receiver keeps no more than has arrived.
+//! Each part travels in pieces, so a receiver keeps no more than has arrived and the next piece.
 
 use burn::module::Module;
 use burn::tensor::TensorData;
 use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::recover::settle;
 use super::{Ddp, DdpOptions, DdpState};
@@ -25,14 +25,16 @@ use crate::weights;
 
 /// Tag of the messages.
 const TAG: u32 = u32::MAX;
-const PIECE_BYTES: usize = 16 << 20;
+/// Small enough for the caches, and one piece is copied out while the next is copied in.
+const PIECE_BYTES: usize = 1 << 20;
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// The state of another rank.
 pub(super) struct Handover {
     header: Header,
     result: Vec<u8>,
-    weights: Vec<u8>,
+    /// By tensor.
+    weights: Vec<Vec<u8>>,
     program: Vec<u8>,
 }
 
@@ -47,7 +49,8 @@ struct Header {
     state: DdpState,
     completed: u64,
     result_bytes: u64,
-    weights_bytes: u64,
+    /// By tensor.
+    weights_bytes: Vec<u64>,
     program_bytes: u64,
 }
 
@@ -124,7 +127,7 @@ impl Ddp {
             state: self.state_dict(),
             completed: self.commits.completed,
             result_bytes: self.commits.result.len() as u64,
-            weights_bytes: bytes.sum(),
+            weights_bytes: bytes.collect(),
             program_bytes: program.len() as u64,
         };
         let header = serde_json::to_vec(&header).expect("plain data encodes");
@@ -137,7 +140,7 @@ impl Ddp {
             to.send(data.as_bytes())?;
         }
         to.send(program)?;
-        let digest = to.hasher.finalize();
+        let digest = to.hasher.digest128().to_le_bytes();
         Ok(self.group.send_bytes(&digest, rank, TAG)?)
     }
 
@@ -218,14 +221,17 @@ impl Handover {
         let header = from.recv(len)?;
         let header: Header = serde_json::from_slice(&header)
             .map_err(|error| joining(format!("rank {giver}'s header cannot be read: {error}")))?;
+        let weights = header.weights_bytes.iter();
         let handover = Self {
             result: from.recv(header.result_bytes)?,
-            weights: from.recv(header.weights_bytes)?,
+            weights: weights
+                .map(|len| from.recv(*len))
+                .collect::<Result<_, _>>()?,
             program: from.recv(header.program_bytes)?,
             header,
         };
         let expected = group.recv_bytes(giver, TAG)?;
-        if *from.hasher.finalize() != expected[..] {
+        if from.hasher.digest128().to_le_bytes() != expected[..] {
             return Err(joining(format!(
                 "the state from rank {giver} does not have the checksum that it sent"
             )));
@@ -244,25 +250,24 @@ impl Handover {
     /// `model` with the other rank's weights, after [`verify`](Self::verify).
     pub(super) fn load<M: Module>(&mut self, model: M) -> Result<M, DdpError> {
         let tensors = weights::tensors(&model);
-        let lens = tensors
-            .iter()
-            .map(|(_, shape, dtype)| shape.iter().product::<usize>() * dtype.size());
-        let (expected, got) = (lens.clone().sum::<usize>(), self.weights.len());
-        if expected != got {
+        let given = std::mem::take(&mut self.weights);
+        if given.len() != tensors.len() {
+            let (got, expected) = (given.len(), tensors.len());
             return Err(joining(format!(
-                "it got {got} bytes of weights, expected {expected}"
+                "it got {got} tensors of weights, expected {expected}"
             )));
         }
-        let weights = std::mem::take(&mut self.weights);
-        let mut rest = &weights[..];
-        let values = lens.collect::<Vec<_>>().into_iter().zip(&tensors);
-        let values = values.map(|(len, (path, shape, dtype))| {
-            let (bytes, after) = rest.split_at(len);
-            rest = after;
-            let data = TensorData::from_bytes_vec(bytes.to_vec(), shape.clone(), *dtype);
-            (path.clone(), data)
+        let values = tensors.into_iter().zip(given);
+        let values = values.map(|((path, shape, dtype), bytes)| {
+            let (expected, got) = (shape.iter().product::<usize>() * dtype.size(), bytes.len());
+            if expected != got {
+                return Err(joining(format!(
+                    "it got {got} bytes of {path}, expected {expected}"
+                )));
+            }
+            Ok((path, TensorData::from_bytes_vec(bytes, shape, dtype)))
         });
-        let values = values.collect();
+        let values = values.collect::<Result<_, _>>()?;
         Ok(weights::import(model, values))
     }
 }
@@ -275,7 +280,7 @@ fn joining(what: String) -> DdpError {
 struct Wire<'a> {
     group: &'a ProcessGroup,
     peer: usize,
-    hasher: Sha256,
+    hasher: Xxh3,
 }
 
 impl<'a> Wire<'a> {
@@ -283,14 +288,14 @@ impl<'a> Wire<'a> {
         Self {
             group,
             peer,
-            hasher: Sha256::new(),
+            hasher: Xxh3::new(),
         }
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), DdpError> {
         for piece in bytes.chunks(PIECE_BYTES) {
             self.hasher.update(piece);
-            self.group.send_bytes(piece, self.peer, TAG)?;
+            self.group.send(piece, self.peer, TAG)?;
         }
         Ok(())
     }
@@ -298,17 +303,12 @@ impl<'a> Wire<'a> {
     fn recv(&mut self, len: u64) -> Result<Vec<u8>, DdpError> {
         let mut received = Vec::new();
         while (received.len() as u64) < len {
-            let piece = self.group.recv_bytes(self.peer, TAG)?;
-            if piece.is_empty() || (received.len() + piece.len()) as u64 > len {
-                return Err(joining(format!(
-                    "rank {} sent {} bytes of {len} and then a piece of {}",
-                    self.peer,
-                    received.len(),
-                    piece.len()
-                )));
-            }
-            self.hasher.update(&piece);
-            received.extend(piece);
+            let start = received.len();
+            let piece = (len - start as u64).min(PIECE_BYTES as u64) as usize;
+            received.resize(start + piece, 0);
+            let piece = &mut received[start..];
+            self.group.recv(piece, self.peer, TAG)?;
+            self.hasher.update(piece);
         }
         Ok(received)
     }
