@@ -40,6 +40,10 @@ STATES = {
 TORCH_STATES = {"digits": "small", "100 MB": "large"}
 PRICED = [*DIGITS, "--model", "base", "--epochs", "6", "--transport", "shm"]
 TRANSPORTS = "shm", "tcp"
+# Seconds after a step in which a rank is killed: about as long as a step.
+MOMENTS = {"digits": 0.01, "100 MB": 0.2}
+# Steps of the ranks that are left, after the repeated one; the later half tells what a step takes them.
+AFTER = 8
 # Steps that warm up.
 WARMUP = {"digits": 20, "100 MB": 3}
 SECONDS_MAX = 120
@@ -90,11 +94,12 @@ def rank_pid(launcher, rank):
     sys.exit(f"recovery: there is no rank {rank}")
 
 
-def step_seconds(run, state, last=None):
+def step_seconds(run, first, last=None):
+    """The median step between these two."""
     with open(run / "metrics.jsonl", encoding="utf-8") as text:
         records = [json.loads(line) for line in text if line.endswith("\n")]
     seconds = [record["seconds"] for record in records if record["kind"] == "step"]
-    return median(seconds[WARMUP[state]:last])
+    return median(seconds[first:last])
 
 
 def is_step(**expected):
@@ -107,12 +112,11 @@ def stop(job):
     job.wait(SECONDS_MAX)
 
 
-def strike(job, steps, before, rank, dice):
-    """Kills a rank at some moment after so many steps. Returns the moment."""
+def strike(job, steps, before, rank, within):
+    """Kills a rank so long after so many steps. Returns the moment."""
     steps.until(lambda line: is_step()(line) and line["step"] >= before, job)
     pid = rank_pid(job.pid, rank)
-    # Anywhere in a step.
-    time.sleep(dice.random() * 0.01)
+    time.sleep(within)
     start = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return start
@@ -128,13 +132,17 @@ def kill(program, state, transport, dice, replaces):
         try:
             ledger = Follow(run / "checkpoints/ledger.jsonl")
             before, rank = dice.choice(moments), dice.randrange(RANKS)
-            start = strike(job, ledger, before, rank, dice)
+            start = strike(job, ledger, before, rank, dice.random() * MOMENTS[state])
             end, _ = ledger.until(is_step(generation=1), job)
-            found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, state, before)}
+            found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, WARMUP[state], before)}
             if replaces:
                 joined, last = ledger.until(is_step(generation=2), job)
                 # From the last step without the replacement to the first one with it.
                 found |= {"gap_seconds": joined - (last or end), "full_seconds": joined - start}
+            else:
+                for _ in range(AFTER):
+                    ledger.until(is_step(generation=1), job)
+                found |= {"left_step_seconds": step_seconds(run, -AFTER // 2)}
             return found
         finally:
             stop(job)
@@ -150,7 +158,7 @@ def torchrun(python, state, dice):
             steps = Follow(Path(folder) / "steps.jsonl")
             # After a checkpoint, as that of a job that has run for a while.
             before, rank = dice.choice(STATES[state][1]) + 60, dice.randrange(RANKS)
-            start = strike(job, steps, before, rank, dice)
+            start = strike(job, steps, before, rank, dice.random() * MOMENTS[state])
             end, _ = steps.until(is_step(restart=1), job)
             return {"rank": rank, "seconds": end - start}
         finally:
@@ -162,7 +170,7 @@ def price(program, recovery):
         run = Path(folder) / "run"
         command = [program, *JOB, *PRICED, "--recovery", recovery, "--run-dir", run]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=SECONDS_MAX)
-        return {"recovery": recovery, "step_seconds": step_seconds(run, "digits")}
+        return {"recovery": recovery, "step_seconds": step_seconds(run, WARMUP["digits"])}
 
 
 def milliseconds(values, digits=1):
@@ -178,8 +186,9 @@ def table(lines):
         same = {"record": record, "state": state, "transport": transport}
         return [line for line in lines if same.items() <= line.items()]
 
-    row("one of 4 ranks is killed", "state", "kills", "next step: median, ms", "p99, ms", "longest, ms", "a step, ms")
-    print("|---|---|---:|---:|---:|---:|---:|")
+    row("one of 4 ranks is killed", "state", "kills", "next step: median, ms", "p99, ms", "longest, ms", "a step of 4, ms", "of the 3 left, ms",
+        "beyond that: median, ms")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for transport in *TRANSPORTS, "torchrun":
         for state in STATES:
             kills = of("kill", state, transport)
@@ -187,9 +196,13 @@ def table(lines):
                 seconds = sorted(line["seconds"] for line in kills)
                 last = quantiles(seconds, n=100, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
                 steps = [line["step_seconds"] for line in kills if "step_seconds" in line]
+                # Fewer ranks compute the same shards, so their step takes longer.
+                later = [line for line in kills if "left_step_seconds" in line]
+                beyond = [line["seconds"] - line["left_step_seconds"] for line in later]
                 name = {"torchrun": "torchrun, Gloo: starts all ranks again"}.get(transport, transport)
                 row(name, state, str(len(kills)), milliseconds(seconds), f"{last * 1e3:.1f}", f"{seconds[-1] * 1e3:.1f}",
-                    milliseconds(steps, 2) if steps else "")
+                    milliseconds(steps, 2) if steps else "", milliseconds([line["left_step_seconds"] for line in later], 2) if later else "",
+                    milliseconds(beyond) if beyond else "")
     joins = [(transport, state, of("join", state, transport)) for transport in TRANSPORTS for state in STATES]
     if any(found for *_, found in joins):
         print()
