@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
+use paceline_rendezvous::env::Timeout;
 
 use super::*;
 use crate::run::{Given, NodesArgs, Placement, Processes, RdzvBackend};
@@ -123,8 +124,10 @@ fn run_has_defaults() {
     let args = run("run --timeout-seconds 5 --threads-per-rank 2 prog");
     assert_eq!(
         (args.timeout, args.threads_per_rank),
-        (Some(Duration::from_secs(5)), Some(2))
+        (Some(Timeout::After(Duration::from_secs(5))), Some(2))
     );
+    let args = run("run --timeout-seconds auto prog");
+    assert_eq!(args.timeout, Some(Timeout::Auto));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod queue;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -36,7 +37,8 @@ pub(crate) struct Executor {
     recorder: Arc<Recorder>,
     /// Locked by the thread that has set `running`, and so never waited for.
     engine: std::sync::Mutex<Engine>,
-    timeout: Duration,
+    /// In nanoseconds.
+    timeout: AtomicU64,
     /// Whether the engine can begin small calls.
     begins: bool,
     queue: Mutex<Queue>,
@@ -59,11 +61,20 @@ impl Executor {
             recorder,
             begins: engine.begins(),
             engine: std::sync::Mutex::new(engine),
-            timeout,
+            timeout: AtomicU64::new(nanos(timeout)),
             queue,
             work,
             room,
         }
+    }
+
+    /// Deadline of each operation that starts from now on.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_timeout(&self, timeout: Duration) {
+        self.timeout.store(nanos(timeout), Ordering::Relaxed);
     }
 
     /// Begins an operation here when peers need no more of this rank for it, else queues it for the communication thread.
@@ -278,7 +289,7 @@ impl Executor {
         let Times { submitted, begun } = times;
         let started = begun.unwrap_or_else(Instant::now);
         let seq = call.header.operation.seq;
-        let wait = OpWait::new(status, call.header.operation, started, self.timeout);
+        let wait = OpWait::new(status, call.header.operation, started, self.timeout());
         let ready = match begun {
             // Its peers may all have come before something else failed.
             Some(_) => Ok(()),
@@ -361,4 +372,8 @@ impl Drop for Turn<'_> {
             self.0.work.notify_all();
         }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

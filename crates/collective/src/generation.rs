@@ -317,7 +317,8 @@ impl ProcessGroup {
 
     /// How long ranks wait for their launcher, beside an operation's timeout.
     fn patience(&self) -> Duration {
-        self.timeout().saturating_add(LAUNCHER_TIMEOUT)
+        let timeout = self.member().options.timeout.max(self.timeout());
+        timeout.saturating_add(LAUNCHER_TIMEOUT)
     }
 
     /// The group that follows this one with this wiring. It is recorded in the same flight.

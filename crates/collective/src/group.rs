@@ -252,6 +252,15 @@ impl ProcessGroup {
         self.0.status.global(rank)
     }
 
+    /// The number that a rank of this group was started with, by which the launcher calls it. It differs from the rank's number
+    /// if an earlier rank was lost.
+    ///
+    /// *Panics*: when `rank` is not below [`world`](Self::world).
+    pub fn started_rank(&self, rank: usize) -> usize {
+        assert!(rank < self.world(), "rank {rank} of {}", self.world());
+        self.0.status.started(rank)
+    }
+
     /// The job's numbers of all ranks of this group, in the group's order.
     pub fn ranks(&self) -> Vec<usize> {
         (0..self.world())
@@ -293,7 +302,24 @@ impl ProcessGroup {
 
     /// Deadline of each operation.
     pub fn timeout(&self) -> Duration {
-        self.0.options.timeout
+        self.0.executor.timeout()
+    }
+
+    /// Sets the deadline of each operation that starts from now on, until the next generation of the group. Messages between
+    /// two ranks and groups made from this one keep that of the group's options.
+    ///
+    /// Ranks may differ in it: a rank whose deadline is the first to pass fails the group, and names the rank that is missing.
+    pub fn set_timeout(&self, timeout: Duration) {
+        self.0.executor.set_timeout(timeout);
+        if !self.0.status.is_subgroup() {
+            self.slot().set_timeout(timeout);
+        }
+    }
+
+    /// The deadline of the group's options, if it holds only until [another one](Self::set_timeout) is set.
+    pub fn auto_timeout(&self) -> Option<Duration> {
+        let options = &self.0.options;
+        options.auto_timeout.then_some(options.timeout)
     }
 
     /// A zeroed buffer of `len` elements that operations reduce in place.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::env::{Timeout, WorkerEnv};
 
 use crate::error::Error;
 use crate::plan::Override;
@@ -47,6 +47,9 @@ impl Transport {
 pub struct GroupOptions {
     /// Deadline of forming the group, and of each operation from the moment it starts. Default: 60 s.
     pub timeout: Duration,
+    /// Whether `timeout` holds only until the program knows better: `Ddp` [sets](crate::ProcessGroup::set_timeout) one that
+    /// follows the job's steps. Default: no.
+    pub auto_timeout: bool,
     /// How bytes travel. Default: [`Transport::Auto`].
     pub transport: Transport,
     /// How operations are done, in place of the table that chooses by size, world and transport. The same on all ranks.
@@ -63,6 +66,7 @@ impl Default for GroupOptions {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(60),
+            auto_timeout: false,
             transport: Transport::Auto,
             algorithm: Override::default(),
             arena_bytes: None,
@@ -85,9 +89,15 @@ impl GroupOptions {
             None => self.algorithm,
             Some(text) => Override::parse(text).map_err(|source| Error::Algorithm { source })?,
         };
+        let (timeout, auto_timeout) = match env.timeout {
+            None => (self.timeout, self.auto_timeout),
+            Some(Timeout::After(timeout)) => (timeout, false),
+            Some(Timeout::Auto) => (self.timeout, true),
+        };
         Ok(Self {
             algorithm,
-            timeout: env.timeout.unwrap_or(self.timeout),
+            timeout,
+            auto_timeout,
             transport,
             ..self.clone()
         })
@@ -102,11 +112,14 @@ mod tests {
     fn the_environment_wins() {
         let mut env = WorkerEnv::alone();
         env.transport = Some("tcp".into());
-        env.timeout = Some(Duration::from_secs(5));
+        env.timeout = Some(Timeout::Auto);
         let options = GroupOptions::default().under(&env).unwrap();
+        assert!(options.auto_timeout);
+        env.timeout = Some(Timeout::After(Duration::from_secs(5)));
+        let options = options.under(&env).unwrap();
         assert_eq!(
-            (options.transport, options.timeout),
-            (Transport::Tcp, Duration::from_secs(5))
+            (options.transport, options.timeout, options.auto_timeout),
+            (Transport::Tcp, Duration::from_secs(5), false)
         );
     }
 

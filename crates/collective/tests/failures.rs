@@ -42,6 +42,20 @@ fn assert_mismatch(errors: &[Error], culprit: Option<usize>, words: &[&str]) {
 }
 
 #[test]
+fn a_deadline_that_is_set_later_holds_for_the_next_operation() {
+    let options = GroupOptions {
+        auto_timeout: true,
+        ..GroupOptions::default()
+    };
+    let groups = ProcessGroup::local(2, &options).expect("a group");
+    assert_eq!(groups[0].auto_timeout(), Some(options.timeout));
+    groups[0].set_timeout(Duration::from_millis(50));
+    let error = groups[0].barrier().expect_err("rank 1 does not come");
+    assert!(matches!(error, Error::Deadline { .. }), "{error}");
+    assert_eq!(error.culprit(), Some(1));
+}
+
+#[test]
 fn a_different_length_names_the_odd_rank_on_every_rank() {
     for wire in WIRES {
         let errors = errors(wire, 3, |group| {

@@ -5,6 +5,7 @@ mod hook_state;
 mod join;
 mod options;
 mod order;
+mod pacing;
 mod parts;
 mod recover;
 mod replicas;
@@ -31,6 +32,7 @@ use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
 use crate::fingerprint::Fingerprint;
 use crate::hook::{GradientSink, Tokens, Uses};
+use crate::pace::Pace;
 use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
@@ -44,6 +46,7 @@ use crate::zero::{Sharded, Shares};
 use average::Rounds;
 use join::Handover;
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
+use pacing::Clock;
 pub(crate) use parts::Parts;
 pub use parts::Pieces;
 pub use state::{DdpState, OwnTensor};
@@ -127,6 +130,10 @@ pub struct Ddp {
     /// Steps that failed, and were undone, with this group.
     undone: u64,
     commits: Commits,
+    clock: Clock,
+    pace: Pace,
+    /// Whether the launcher has the other ranks go on if this one leaves.
+    is_expendable: bool,
     /// What the ranks compared at the job's start, with live recovery.
     manifest: Vec<verify::Item>,
     /// The learnt order of the parameters; empty if it is that of registration.
@@ -262,7 +269,7 @@ impl Ddp {
             &lens(&parameters),
             &lens(&buffers),
             options.caps,
-            extra::USER + options.sums,
+            extra::busy(options.sums, shards),
             device.as_ref().map_or(Layout::Host, sharding::layout),
         );
         let mut settings = options.compared(group.world());
@@ -329,7 +336,7 @@ impl Ddp {
             &buffer_index,
         )?;
         let fingerprinted: Vec<&Entry> = parameters.iter().collect();
-        let ddp = Self {
+        let mut ddp = Self {
             make,
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
             tokens: Tokens::new(parameters.len(), &device),
@@ -339,6 +346,9 @@ impl Ddp {
             step: 0,
             undone: 0,
             commits: Commits::default(),
+            clock: Clock::default(),
+            pace: Pace::default(),
+            is_expendable: false,
             manifest: match options.recovery {
                 Recovery::Live => manifest,
                 Recovery::None => Vec::new(),
@@ -372,7 +382,8 @@ impl Ddp {
             device,
             options,
         };
-        if ddp.is_live() && !ddp.group.declare_recovery() && ddp.group.world() > 1 {
+        ddp.is_expendable = ddp.is_live() && ddp.group.declare_recovery();
+        if ddp.is_live() && !ddp.is_expendable && ddp.group.world() > 1 {
             paceline_rendezvous::notice!(
                 WARN,
                 "a lost rank ends the job: its launcher does not recover live (--recovery live)"

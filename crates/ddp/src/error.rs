@@ -7,6 +7,7 @@ use paceline_collective::ProcessGroup;
 use paceline_nn::{BoxError, CapturedTensor};
 
 use crate::comm_hook::CommHook;
+use crate::pace::Straggler;
 use crate::precision::Precision;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
@@ -226,6 +227,10 @@ pub enum DdpError {
         /// Why not.
         what: String,
     },
+    /// This rank leaves the job because it is slower than the others, see
+    /// [`DdpOptions::exclude_stragglers`](crate::DdpOptions::exclude_stragglers).
+    #[error("it leaves the job as a straggler: {0}")]
+    Straggler(Straggler),
     /// Ranks that were to go on without a lost one are too far apart.
     #[error(
         "rank {rank} has completed {completed} steps and other agreements, but another rank {most}: expected a difference of \
@@ -358,7 +363,8 @@ impl DdpError {
             | Self::Joining { .. }
             | Self::Scaler { .. }
             | Self::Sharded(_)
-            | Self::Signals(_) => None,
+            | Self::Signals(_)
+            | Self::Straggler(_) => None,
         }
     }
 

@@ -35,6 +35,7 @@ mod fingerprint;
 mod gradients;
 mod hook;
 pub mod loader;
+mod pace;
 mod panic_text;
 mod placement;
 mod plan;
@@ -61,6 +62,7 @@ pub use ddp::{
     SHARDS_DEFAULT, ShardStep,
 };
 pub use error::DdpError;
+pub use pace::{Fate, Straggler};
 pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;
 pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};

@@ -15,6 +15,7 @@ mod listing;
 mod source;
 mod variables;
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -125,11 +126,29 @@ pub struct WorkerEnv {
     /// Whether connections between ranks and to the store use TLS.
     pub tls: bool,
     /// Deadline of each collective operation.
-    pub timeout: Option<Duration>,
+    pub timeout: Option<Timeout>,
     /// Where this rank's flight recorder writes when a group fails.
     pub flight_dir: Option<String>,
     /// How many operations each group's flight recorder keeps, at most [`FLIGHT_RECORDS_MAX`].
     pub flight_records: Option<usize>,
+}
+
+/// How long ranks wait for one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timeout {
+    /// As the duration of the job's steps suggests.
+    Auto,
+    /// This long.
+    After(Duration),
+}
+
+impl fmt::Display for Timeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::After(time) => time.as_secs_f64().fmt(f),
+        }
+    }
 }
 
 impl WorkerEnv {
@@ -364,7 +383,7 @@ pub fn worker_vars(worker: &WorkerEnv) -> Vec<(String, String)> {
         (names::PACELINE_TLS, worker.tls.then(|| "on".to_owned())),
         (
             names::PACELINE_TIMEOUT_SECONDS,
-            worker.timeout.map(|time| time.as_secs_f64().to_string()),
+            worker.timeout.map(|timeout| timeout.to_string()),
         ),
         (names::PACELINE_FLIGHT_DIR, worker.flight_dir.clone()),
         (

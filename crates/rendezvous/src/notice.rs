@@ -12,7 +12,7 @@ use tracing::Level;
 /// Texts that are remembered, so that each is printed once; later ones are printed every time.
 const REMEMBERED_MAX: usize = 4096;
 
-/// Reports an event of this level (`WARN` or `ERROR`) with [`tracing`]; the rest is as for [`format!`].
+/// Reports an event of this level (`INFO`, `WARN` or `ERROR`) with [`tracing`]; the rest is as for [`format!`].
 ///
 /// A program that never set a subscriber still sees it: as one line on stderr, once for equal texts.
 ///
@@ -44,10 +44,10 @@ pub fn print(level: Level, text: &str) {
     if !is_new {
         return;
     }
-    let severity = if level == Level::ERROR {
-        "error"
-    } else {
-        "warning"
+    let severity = match level {
+        Level::ERROR => "error",
+        Level::INFO => "note",
+        _ => "warning",
     };
     // One write, so that lines of several processes do not mix; a closed stderr is no reason to fail.
     let line = format!("{severity}: {text}\n");

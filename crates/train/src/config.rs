@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use paceline_nn::Recompute;
 use paceline_nn::gpt::GptConfig;
-use paceline_rendezvous::env::Listed;
+use paceline_rendezvous::env::{Listed, Timeout};
 use paceline_split::pipeline::{PipelineOptions, Schedule};
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,11 @@ impl Resolved {
 impl TrainConfig {
     /// How long a rank waits for the others.
     #[must_use]
-    pub fn timeout(&self) -> Duration {
-        Duration::from_secs(self.timeout_seconds)
+    pub fn timeout(&self) -> Timeout {
+        match self.timeout_seconds {
+            TimeoutSeconds::Seconds(seconds) => Timeout::After(Duration::from_secs(seconds)),
+            TimeoutSeconds::Word(Auto::Auto) => Timeout::Auto,
+        }
     }
 
     /// Size of a gradient bucket in bytes, at least 1.
@@ -206,6 +209,24 @@ pub enum Switch {
     Off,
     /// It is.
     On,
+}
+
+/// Seconds that a rank waits for the others, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TimeoutSeconds {
+    /// So many.
+    Seconds(u64),
+    /// As the steps suggest.
+    Word(Auto),
+}
+
+/// The word for a value that the program chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Auto {
+    /// `auto`
+    Auto,
 }
 
 /// What happens to a job that loses a rank.

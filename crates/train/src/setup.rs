@@ -1,6 +1,6 @@
 //! From settings to the sampler, the options of `Ddp`, threads, and the settings that must be equal on all ranks.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 
 use burn::tensor::Device;
 use paceline_checkpoint::Checkpoints;
@@ -66,6 +66,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOp
             Recovery::Live => paceline_ddp::Recovery::Live,
             Recovery::Restart | Recovery::None => paceline_ddp::Recovery::None,
         },
+        exclude_stragglers: config.exclude_stragglers.and_then(NonZeroUsize::new),
         record: config.record.and_then(NonZeroU64::new),
         ..DdpOptions::default()
     }

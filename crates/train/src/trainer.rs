@@ -16,6 +16,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
 use paceline_ddp::{Ddp, DdpError, Precision, Reduced, ShardStep};
+use paceline_rendezvous::env::Timeout;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
@@ -419,7 +420,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         batches.load_state_dict(from)?;
         let options = LoaderOptions {
             workers: self.config.workers,
-            timeout: self.config.timeout(),
+            timeout: match self.config.timeout() {
+                Timeout::After(timeout) => timeout,
+                Timeout::Auto => LoaderOptions::default().timeout,
+            },
             ..LoaderOptions::default()
         };
         let (task, shards) = (self.task.clone(), self.ddp.shards());
@@ -728,7 +732,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.follow()?;
         let usage = self.observer.usage();
         let summary = report::summary(usage, &totals);
-        let mut summary = format!("{}\nweights sha256: {hash}", summary.trim_end());
+        let mut summary = summary.trim_end().to_owned();
+        for straggler in self.ddp.stragglers() {
+            summary.push_str(&format!("\n{straggler}"));
+        }
+        summary.push_str(&format!("\nweights sha256: {hash}"));
         let report = self.stages.as_deref();
         let report = report.map(|stages| PipelineReport::gather(stages, self.config, &self.group));
         let report = report.transpose()?;
@@ -738,6 +746,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let mut record = serde_json::json!({
             "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
         });
+        if !self.ddp.stragglers().is_empty() {
+            let stragglers = serde_json::to_value(self.ddp.stragglers());
+            record["stragglers"] = stragglers.expect("plain data encodes");
+        }
         if let Some(report) = report {
             record["pipeline"] = serde_json::to_value(report).expect("plain data encodes");
         }

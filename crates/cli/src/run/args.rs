@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
+use paceline_rendezvous::env::Timeout;
 
 use super::nodes::NodesArgs;
 use super::placement::{self, Placement};
@@ -29,7 +30,7 @@ pub struct RunArgs {
     /// Folder for the ranks' flight records.
     pub flight_dir: Option<PathBuf>,
     /// How long ranks wait for one another; the program's own default if not given.
-    pub timeout: Option<Duration>,
+    pub timeout: Option<Timeout>,
     /// How long a rank that was asked to stop has before it is killed.
     pub shutdown_timeout: Duration,
     /// The signals that the launcher handles.

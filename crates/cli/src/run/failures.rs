@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_launch::{HandledSignals, OnStall, SignalNameError, StallOptions};
+use paceline_rendezvous::env::Timeout;
 
 use crate::flags::{seconds, valued};
 
@@ -14,6 +15,16 @@ const HEADING: &str = "Failures";
 fn signals(text: &str) -> Result<HandledSignals, String> {
     text.parse()
         .map_err(|error: SignalNameError| format!("{error}: {}", error.hint()))
+}
+
+/// The deadline of operations between ranks.
+fn timeout(text: &str) -> Result<Timeout, String> {
+    let seconds = text.parse().ok().filter(|s| (1..=86_400).contains(s));
+    match (text, seconds) {
+        ("auto", _) => Ok(Timeout::Auto),
+        (_, Some(seconds)) => Ok(Timeout::After(Duration::from_secs(seconds))),
+        _ => Err("expected auto or a whole number from 1 to 86400".to_owned()),
+    }
 }
 
 /// The options.
@@ -29,8 +40,10 @@ pub(crate) fn args() -> Vec<Arg> {
             "The signals that this program handles, with commas between them; any other one ends it [default: all six \
              below]",
         ),
-        valued("timeout_seconds", "SECONDS", ValueParser::new(seconds(1..=86_400)))
-            .help("Seconds that ranks wait for one another before the job fails [default: 60]"),
+        valued("timeout_seconds", "SECONDS|auto", ValueParser::new(timeout)).help(
+            "Seconds that ranks wait for one another before one counts as hung; auto follows the duration of the job's steps, \
+             evaluation and saving included [default: 60]",
+        ),
         valued("stall_after", "SECONDS", ValueParser::new(seconds(0..=86_400))).help(
             "Name ranks that print nothing and use no processor time for so long, and show where each of their threads waits; \
              0 never looks. Ranks that use Paceline's library have deadlines instead [default: 60, without the threads]",

@@ -69,8 +69,8 @@ fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     job.threads_per_rank = args.threads_per_rank;
     args.placement.apply(&mut job);
     if let Some(timeout) = args.timeout {
-        let seconds = timeout.as_secs().to_string();
-        job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), seconds));
+        let timeout = timeout.to_string();
+        job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), timeout));
     }
     if let Some(dir) = &args.flight_dir {
         job.env

@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::recover::settle;
 use super::{Ddp, DdpOptions, DdpState};
 use crate::error::DdpError;
+use crate::pace::Intervals;
 use crate::recovery::{Commits, Place, Recovery, Standing, is_lost};
 use crate::verify::{self, Item};
 use crate::weights;
@@ -48,6 +49,7 @@ struct Header {
     learns: bool,
     state: DdpState,
     completed: u64,
+    intervals: Intervals,
     result_bytes: u64,
     /// By tensor.
     weights_bytes: Vec<u64>,
@@ -126,6 +128,7 @@ impl Ddp {
             learns: self.uses.is_some(),
             state: self.state_dict(),
             completed: self.commits.completed,
+            intervals: self.pace.intervals.clone(),
             result_bytes: self.commits.result.len() as u64,
             weights_bytes: bytes.collect(),
             program_bytes: program.len() as u64,
@@ -151,6 +154,7 @@ impl Ddp {
             learns,
             state,
             completed,
+            intervals,
             ..
         } = handover.header;
         if let (Some(scaler), Some(saved)) = (&mut self.scaler, state.scaler) {
@@ -162,6 +166,8 @@ impl Ddp {
             completed,
             result: handover.result,
         };
+        self.pace.intervals = intervals;
+        self.restart_pace();
         self.uses = learns.then(Default::default);
         self.set_order(order.into_iter())?;
         self.handover = Some(handover.program);

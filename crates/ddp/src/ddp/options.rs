@@ -1,6 +1,6 @@
 //! `DdpOptions`, and the fields that ranks compare.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU64, NonZeroUsize};
 
 use paceline_nn::Recompute;
 use serde::{Deserialize, Serialize};
@@ -105,6 +105,11 @@ pub struct DdpOptions {
     /// It works for models that every rank has whole, without a communication hook or `SyncBatchNorm`, under a launcher with
     /// `--recovery live`. Otherwise a loss ends the step.
     pub recovery: Recovery,
+    /// With [`Recovery::Live`], a rank that stays so much slower than the others that they are faster without it leaves the job
+    /// after a step, as long as this many ranks are left: [`Ddp::step`](crate::Ddp::step) fails there with
+    /// [`DdpError::Straggler`](crate::DdpError::Straggler). The launcher replaces it as it replaces any lost rank. Default: slow
+    /// ranks are [named](crate::Ddp::stragglers) and stay.
+    pub exclude_stragglers: Option<NonZeroUsize>,
     /// Takes a digest of each shard's gradient of each parameter, so that one rank can compute a step of the job again and find
     /// the shard and the tensor that differ. `Checkpoints::record` keeps those of so many last steps, or up to twice as many.
     ///
@@ -138,6 +143,7 @@ impl Default for DdpOptions {
             stop_on_signal: false,
             deferred_init: false,
             recovery: Recovery::None,
+            exclude_stragglers: None,
             record: None,
         }
     }
@@ -177,9 +183,10 @@ impl DdpOptions {
             // Compared as the number of weights.
             deferred_init: _,
             recovery,
+            exclude_stragglers,
             record,
         } = self;
-        let own: [(&str, String); 16] = [
+        let own: [(&str, String); 17] = [
             ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
@@ -198,6 +205,7 @@ impl DdpOptions {
             ("fingerprint_every", fingerprint_every.to_string()),
             ("stop_on_signal", stop_on_signal.to_string()),
             ("recovery", format!("{recovery:?}")),
+            ("exclude_stragglers", format!("{exclude_stragglers:?}")),
             ("record", format!("{record:?}")),
         ];
         let own = own.map(|(name, value)| (name.to_string(), value));

@@ -109,6 +109,8 @@ impl Ddp {
                     let statistics = self.read_buffers(model)?;
                     let reduced =
                         self.conclude(model, &statistics, Timeline::default(), finished)?;
+                    // The others have heard these times before they regrouped.
+                    self.restart_pace();
                     return Ok(reduced);
                 }
             }
@@ -233,6 +235,7 @@ impl Ddp {
         // The group's operations begin anew.
         self.undone = 0;
         self.fingerprint.change_group();
+        self.restart_pace();
         let until_now = self.make_reducer(self.plan.clone())?;
         self.reducer.reserve()?;
         Ok(until_now)

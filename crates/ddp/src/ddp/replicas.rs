@@ -179,6 +179,7 @@ impl<E: From<DdpError>> Replica<'_, E> {
         let seat = Seat {
             shard,
             wishes: before.wishes.filter(|_| shard == self.shards.start),
+            said: before.said,
             device: self.device,
             tokens: tokens.as_ref().unwrap_or(&ddp.tokens),
             sink: &sink,

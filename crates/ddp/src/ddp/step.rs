@@ -3,6 +3,7 @@
 mod shard;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -14,6 +15,7 @@ use paceline_rendezvous::stop::StopSignal;
 
 use super::Ddp;
 use super::average::RoundPhase;
+use super::pacing::Said;
 use crate::buffer;
 use crate::device_threads::DeviceThreads;
 use crate::error::DdpError;
@@ -38,8 +40,15 @@ pub(super) mod extra {
     pub(in crate::ddp) const STOP: usize = 2;
     /// Number of ranks that are invited to admit replacements of lost ranks.
     pub(in crate::ddp) const ADMIT: usize = STOP + VOTES.len();
-    /// The user's sums.
-    pub(in crate::ddp) const USER: usize = ADMIT + 1;
+    /// Seconds from the end of the step before the last one to the end of the last one, from rank 0.
+    pub(in crate::ddp) const INTERVAL: usize = ADMIT + 1;
+    /// The user's sums. For each shard one more number follows: see [`busy`].
+    pub(in crate::ddp) const USER: usize = INTERVAL + 1;
+
+    /// The slot of a rank that begins with `shard`, with `sums` sums of the user: its seconds for a shard in the last step.
+    pub(in crate::ddp) fn busy(sums: usize, shard: usize) -> usize {
+        USER + sums + shard
+    }
 }
 
 /// The result of a step.
@@ -120,6 +129,7 @@ impl Ddp {
             let seat = Seat {
                 shard,
                 wishes: before.wishes.filter(|_| turn == 0),
+                said: before.said,
                 device: &self.device,
                 tokens: &self.tokens,
                 sink: &self.sink,
@@ -150,7 +160,9 @@ impl Ddp {
             .begin(model)
             .map_err(|error| self.located(error).into());
         let ran = begun.and_then(|()| {
+            let start = Instant::now();
             let ran = shards(self, &before, &mut timeline);
+            self.clock.computed(start.elapsed(), self.shards().len());
             ran.inspect_err(|error| self.give_up(error))
         });
         let reduced = ran.and_then(|()| {
@@ -190,6 +202,7 @@ impl Ddp {
             stop: self.stop,
             learns: self.uses.is_some(),
             wishes: Some(wishes),
+            said: self.clock.said,
         })
     }
 
@@ -207,6 +220,7 @@ impl Ddp {
         if buffer::is_host(&self.device) || self.is_live() {
             self.send_fingerprint()?;
         }
+        self.limit_step();
         let undone = self.undone;
         self.reducer.apply(Event::Step { step, undone });
         if let Some(sharded) = &self.sharded {
@@ -242,6 +256,7 @@ impl Ddp {
             let tail = finished.tail.iter().flat_map(|value| value.to_le_bytes());
             self.commits.complete(tail.collect());
         }
+        let pace = self.heard(&finished.extras);
         let collected = self.collect(model, start, timeline, finished);
         let (reduced, agreed) = collected.inspect_err(|error| self.abandon(error))?;
         // By now the device has computed the weights of this step's start. Reading them still waits for all work that this
@@ -271,6 +286,7 @@ impl Ddp {
         }
         self.reducer.apply(Event::Commit);
         self.step += 1;
+        self.keep_pace(&pace)?;
         Ok(reduced)
     }
 
@@ -298,6 +314,18 @@ impl Ddp {
         let stop = wishes.stop.map(|signal| extra::STOP + signal.vote());
         for slot in stop.into_iter().chain(wishes.admit.then_some(extra::ADMIT)) {
             (seat.apply)(Event::Extra { slot, value: 1.0 });
+        }
+        if seat.wishes.is_some() {
+            let [interval, busy] = [seat.said.interval, seat.said.busy];
+            let slots = [
+                (extra::INTERVAL, interval.filter(|_| shard == 0)),
+                (extra::busy(self.options.sums, shard), busy),
+            ];
+            for (slot, value) in slots {
+                if let Some(value) = value {
+                    (seat.apply)(Event::Extra { slot, value });
+                }
+            }
         }
         let pass = Pass::new(self.options.recompute).with_seed(mix(seed, 0, 0));
         let pass = match (seat.takes_turns, &self.sharded) {
@@ -432,7 +460,7 @@ impl Ddp {
             grads,
             weight,
             loss: f64::from(extras[extra::LOSS]) / weight.max(f64::MIN_POSITIVE),
-            sums: extras[extra::USER..].to_vec(),
+            sums: extras[extra::USER..][..self.options.sums].to_vec(),
             grad_norm,
             skipped,
             scale: self.scaler.as_ref().map_or(1.0, GradScaler::get_scale),
@@ -551,6 +579,7 @@ pub(super) struct Before {
     learns: bool,
     /// Read once, so that all shards of a step see the same.
     pub(super) wishes: Option<Wishes>,
+    pub(super) said: Said,
 }
 
 /// What a rank wants all ranks to do after a step, or what they agreed on.
@@ -567,6 +596,7 @@ pub(super) struct Seat<'a> {
     pub(super) shard: usize,
     /// What the shard tells the other ranks.
     pub(super) wishes: Option<Wishes>,
+    pub(super) said: Said,
     pub(super) device: &'a Device,
     pub(super) tokens: &'a Tokens,
     pub(super) sink: &'a Arc<dyn GradientSink>,

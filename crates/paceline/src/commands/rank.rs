@@ -1,11 +1,10 @@
 //! One rank of a training job: started by `paceline train` as `paceline worker`, or as `paceline train` by any launcher.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use paceline_checkpoint::{by_rank_0, by_rank_0_slowly};
 use paceline_collective::{GroupOptions, ProcessGroup};
-use paceline_rendezvous::env::{self, WorkerEnv};
+use paceline_rendezvous::env::{self, Timeout, WorkerEnv};
 use paceline_rendezvous::page::JobPage;
 use paceline_train::config::{
     FileText, Given, JobShape, Resolved, SavedRun, Surroundings, TrainConfig,
@@ -145,7 +144,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
 fn join(
     mut place: WorkerEnv,
     transport: String,
-    timeout: Duration,
+    timeout: Timeout,
 ) -> Result<ProcessGroup, Failure> {
     place.transport = Some(transport);
     place.timeout = Some(timeout);

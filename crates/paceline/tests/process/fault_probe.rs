@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,7 +14,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
-use paceline::{Ddp, DdpOptions, ProcessGroup, weights};
+use paceline::{Ddp, DdpOptions, ProcessGroup, Recovery, weights};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Steps of a run without a fault.
@@ -97,6 +98,11 @@ fn train(plan: &Plan, rank: usize) -> Result<(), Box<dyn std::error::Error>> {
             _ => 4.max(group.world()),
         }),
         seed: u64::from(plan.is_for(rank, "other-seed")),
+        recovery: match plan.fault.as_str() {
+            "straggles" => Recovery::Live,
+            _ => Recovery::None,
+        },
+        exclude_stragglers: NonZeroUsize::new(2).filter(|_| plan.fault == "straggles"),
         ..DdpOptions::default()
     };
     if plan.fault.starts_with("other-") && plan.rank == rank {
@@ -116,9 +122,13 @@ fn steps(
     for step in 0..STEPS {
         let is_due = group.rank() == plan.rank && step == plan.step;
         let first = ddp.shards().start;
+        let straggles = plan.is_for(group.rank(), "straggles");
         let reduced = ddp.step(&model, |shard| {
             if is_due && shard.shard() == first {
                 misbehave(plan)?;
+            }
+            if straggles {
+                std::thread::sleep(Duration::from_millis(100));
             }
             let x = Tensor::<2>::ones([2, 4], device).mul_scalar(1.0 + shard.shard() as f32);
             let hooked = shard.model()?;
@@ -165,7 +175,7 @@ fn misbehave(plan: &Plan) -> Result<(), Box<dyn std::error::Error>> {
         "error" => return Err(format!("sample {} cannot be read", plan.step).into()),
         "slow" => spin(Duration::from_millis(1_500)),
         "hangs" => spin(FOREVER),
-        "none" | "drift" | "sleeps" => {}
+        "none" | "drift" | "sleeps" | "straggles" => {}
         other => panic!("unknown fault {other}"),
     }
     Ok(())

@@ -127,6 +127,27 @@ fn a_slow_rank_is_no_failure() {
 }
 
 #[test]
+fn a_straggler_is_named_and_leaves_and_the_deadline_follows_the_steps() {
+    let folder = tempdir().expect("a folder");
+    let undisturbed = run(folder.path(), &Case::new("none", 0, &[], ""), "shm");
+    let line = format!(
+        "run --nproc-per-node 3 --recovery live --timeout-seconds auto {} --dir . --fault straggles",
+        example("fault_probe").display()
+    );
+    let ended = super::support::paceline(folder.path(), &line);
+    let says = [
+        "note: ranks wait 20 s for one another from now on, because the longest of the recent steps took ",
+        "warning: rank 1 is slow: ",
+        "warning: rank 1 leaves the job: 2 ranks are faster without it",
+        "it leaves the job as a straggler: rank 1 was slow and left: ",
+        "; 2 ranks go on",
+    ];
+    ended.check(0, &says);
+    let hash = undisturbed.hash();
+    assert_eq!(ended.out.matches(hash).count(), 2, "{}", ended.out);
+}
+
+#[test]
 fn a_killed_rank_is_named_at_once() {
     Case::new(
         "killed",

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::variables::{self, Need, VARIABLES, Variable, names};
-use super::{EnvError, Origin};
+use super::{EnvError, Origin, Timeout};
 use crate::scheduler::{self, Scheduler};
 
 /// Longest deadline in the environment: 30 days.
@@ -142,14 +142,17 @@ impl<'a> Source<'a> {
         }
     }
 
-    pub(super) fn timeout(&self) -> Result<Option<Duration>, EnvError> {
+    pub(super) fn timeout(&self) -> Result<Option<Timeout>, EnvError> {
+        if self.text(names::PACELINE_TIMEOUT_SECONDS).as_deref() == Some("auto") {
+            return Ok(Some(Timeout::Auto));
+        }
         let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok();
         let is_valid = |seconds: &f64| {
             *seconds <= TIMEOUT_SECONDS_MAX
                 && duration(*seconds).is_some_and(|time| !time.is_zero())
         };
         let seconds = self.valid(names::PACELINE_TIMEOUT_SECONDS, is_valid)?;
-        Ok(seconds.and_then(duration))
+        Ok(seconds.and_then(duration).map(Timeout::After))
     }
 
     pub(super) fn bad(&self, name: &'static str) -> EnvError {

@@ -121,8 +121,14 @@ fn settings_apply_to_a_process_that_is_alone() {
     .unwrap();
     assert_eq!(
         (env.world, env.timeout, env.transport.as_deref()),
-        (1, Some(Duration::from_millis(2500)), Some("tcp"))
+        (
+            1,
+            Some(Timeout::After(Duration::from_millis(2500))),
+            Some("tcp")
+        )
     );
+    let env = read(&[("PACELINE_TIMEOUT_SECONDS", "auto")]).unwrap();
+    assert_eq!(env.timeout, Some(Timeout::Auto));
 }
 
 #[test]
@@ -566,7 +572,7 @@ proptest! {
             master_addr, master_port: port, store, agent_store, token, token_is_secret: secret,
             run_id, restart_count, max_restarts, replacement, role, error_file, page_fd,
             sockets_per_peer, socket_ifname, host_id, tls,
-            transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(Duration::from_millis),
+            transport: Some("shm".into()), algorithm: Some("allreduce:ring".into()), timeout: timeout_ms.map(|ms| Timeout::After(Duration::from_millis(ms))),
             flight_dir, flight_records, memory_folder,
         };
         let vars = worker_vars(&env);

@@ -107,7 +107,7 @@ variables! {
         "as PACELINE_SOCKET_IFNAME, read when both are absent";
     PACELINE_TLS, Optional, None, "`on` or `1`, `off` or `0`; the same for every rank and the launcher", "off",
         "TLS on TCP connections between ranks and to their store, authenticated by PACELINE_JOB_TOKEN";
-    PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed", "60",
+    PACELINE_TIMEOUT_SECONDS, Optional, None, "seconds above 0 and up to 30 days, fractions allowed; or `auto`, which follows the job's steps", "60",
         "deadline of each collective operation";
     PACELINE_FLIGHT_DIR, Optional, None, "a path", "none",
         "folder for the flight recorder's file, written when a group fails";

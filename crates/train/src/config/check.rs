@@ -27,6 +27,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_replicas(settings, ranks, &cited)?;
     check_hook(settings)?;
     check_recovery(settings)?;
+    check_stragglers(settings, ranks)?;
     check_record(settings)?;
     check_snapshots(settings)?;
     check_shares(settings, ranks, &cited)
@@ -167,6 +168,19 @@ fn check_recovery(settings: &Settings) -> Result<(), ConfigError> {
     exclude(settings, "recovery", [(key, true)], |_| {
         "use --recovery restart with --max-restarts: the ranks then start again from the newest checkpoint".into()
     })
+}
+
+/// A rank that leaves is a lost rank.
+fn check_stragglers(settings: &Settings, ranks: u64) -> Result<(), ConfigError> {
+    let is_set = settings.count("exclude_stragglers").is_some();
+    let is_live = settings.word("recovery") == Some("live");
+    match is_set && !is_live && ranks > 1 {
+        false => Ok(()),
+        true => exclude(settings, "exclude_stragglers", [("recovery", true)], |_| {
+            "use --recovery live, or omit --exclude-stragglers: slow ranks are named in any case"
+                .into()
+        }),
+    }
 }
 
 /// Ranks go back to their own copies, which must be those of all ranks.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
-use paceline_rendezvous::env::Listed;
+use paceline_rendezvous::env::{Listed, Timeout};
 use serde::{Deserialize, Serialize};
 
 use super::check::{check, unused_settings};
@@ -162,12 +162,15 @@ impl Given {
 
     /// The transport and the timeout for joining the group, which happens before settings are resolved.
     #[must_use]
-    pub fn joining(&self) -> (String, Duration) {
+    pub fn joining(&self) -> (String, Timeout) {
         let mut settings = Settings::defaults();
         settings.overlay(self.settings.clone());
-        let seconds = settings.count("timeout_seconds").unwrap_or_default();
+        let seconds = settings.count("timeout_seconds");
+        let timeout = seconds.map_or(Timeout::Auto, |seconds| {
+            Timeout::After(Duration::from_secs(seconds))
+        });
         let transport = settings.word("transport").unwrap_or_default();
-        (transport.to_owned(), Duration::from_secs(seconds))
+        (transport.to_owned(), timeout)
     }
 
     /// Sets the folder of a new run instead of a generated one.

@@ -9,7 +9,7 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, NonFinite, Recovery, Strategy, Switch, Task, Zero};
+use super::{ModelSize, NonFinite, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -385,10 +385,14 @@ settings! {
         "When a rank is lost: live has the others go on (replicas on the CPU; else as restart), \
          restart starts all again as often as --max-restarts says, none ends the job; auto is live where it can be")
         .or("auto").needs(Need::Group);
+    exclude_stragglers: Option<usize> = row(RUN, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
+        "With --recovery live, a rank leaves that stays so slow that the others are faster without it, as long as N ranks are left")
+        .needs(Need::Group);
     record: Option<u64> = row(RUN, Kind::Optional(&Kind::Count { min: 1, max: STEPS_MAX }),
         "Steps whose gradients each rank keeps as digests, the last ones, for `paceline replay`");
-    timeout_seconds: u64 = row(TUNING, Kind::Count { min: 1, max: 86_400 },
-        "Seconds that a rank waits for the others before the job fails")
+    timeout_seconds: TimeoutSeconds = row(TUNING, Kind::Auto(&Kind::Count { min: 1, max: 86_400 }),
+        "Seconds that a rank waits for the others before one counts as hung; auto follows the duration of the steps, evaluation and \
+         saving included")
         .or("60").local();
     workers: usize = row(TUNING, Kind::Count { min: 1, max: 64 },
         "Threads per rank that load samples")

@@ -276,7 +276,13 @@ impl<M: Module> ShardStep<'_, M> {
     }
 
     /// Adds `value` to user sum `slot` (`0..DdpOptions::sums`). [`Reduced::sums`](crate::Reduced::sums) has the totals over all ranks.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such sum.
     pub fn add(&mut self, slot: usize, value: f32) {
+        let sums = self.ddp.options.sums;
+        assert!(slot < sums, "sum {slot} of {sums}");
         self.add_extra(extra::USER + slot, value);
     }
 

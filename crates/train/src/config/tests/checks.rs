@@ -54,6 +54,12 @@ fn lost_ranks_are_recovered_live_where_they_can_be() {
     let gpus = [("device", "cuda")];
     check(&gpus, None, "restart", "live costs time with --device cuda");
     assert!(with_flags(&[("device", "cuda"), ("recovery", "live")]).is_ok());
+    assert!(with_flags(&[("exclude_stragglers", "2")]).is_ok());
+    refused(
+        &[("exclude_stragglers", "2"), ("recovery", "restart")],
+        "`exclude_stragglers` is 2 (flag --exclude-stragglers), which does not go with recovery restart (flag --recovery)\n\
+         hint: use --recovery live, or omit --exclude-stragglers: slow ranks are named in any case",
+    );
     refused(
         &[("recovery", "live"), ("zero", "1")],
         "`recovery` is live (flag --recovery), which does not go with zero 1 (flag --zero)\n\
@@ -374,9 +380,12 @@ fn settings_without_effect_give_a_warning() {
 fn units_are_turned_into_types() {
     let resolved =
         with_flags(&[("timeout_seconds", "5"), ("bucket_cap_mb", "0.5")]).expect("valid");
-    assert_eq!(resolved.config().timeout(), Duration::from_secs(5));
+    let timeout = Timeout::After(Duration::from_secs(5));
+    assert_eq!(resolved.config().timeout(), timeout);
     assert_eq!(resolved.config().bucket_bytes(), 512 * 1024);
-    let resolved = with_flags(&[("bucket_cap_mb", "1e-9")]).expect("valid");
+    let given = [("timeout_seconds", "auto"), ("bucket_cap_mb", "1e-9")];
+    let resolved = with_flags(&given).expect("valid");
+    assert_eq!(resolved.config().timeout(), Timeout::Auto);
     assert_eq!(resolved.config().bucket_bytes(), 1);
 }
 

@@ -169,6 +169,7 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
         ("threads_per_rank", "1"),
         ("save_every", "10"),
         ("recovery", "none"),
+        ("exclude_stragglers", "2"),
         ("record", "100"),
         ("keep", "9"),
         ("timeout_seconds", "5"),

@@ -12,69 +12,70 @@ fn the_explanation_is_a_table_of_values_and_their_sources() {
         Some("# a comment\nseed = 7\nshards = 8\n"),
     );
     let expect = "\
-setting            value                        from
-task               digits                       default
-data               none                         default
-label_column       none                         default (the column named label)
-model              small                        default
-epochs             3                            flag --epochs
-global_batch       64                           default
-lr                 0.01                         environment PACELINE_LR
-weight_decay       0.01                         default
-warmup             0.1                          default
-seed               7                            file train.toml:2
-accumulate         1                            default
-clip_norm          1                            flag --clip-norm
-precision          f32                          default
-non_finite         stop                         default
-tokenizer          none                         default (bytes)
-vocab              none                         default (1024)
-context            none                         default (from --model)
-layers             none                         default (from --model)
-heads              none                         default (from --model)
-width              none                         default (from --model)
-dropout            none                         default (from --model)
-recompute          none                         default
-nproc_per_node     2                            default (auto: one per core, at most two)
-use_gpu            0                            default
-device             cpu                          default (auto: no GPU requested)
-shards             8                            file train.toml:3
-strategy           ddp                          default
-devices            2                            default
-transport          auto                         default
-backend            auto                         default
-reduction          tree                         default
-comm_hook          none                         default
-zero               0                            default
-dp                 2                            default (auto: as many as the ranks make)
-tp                 none                         default (whole matrices)
-sequence_parallel  off                          default
-pp                 none                         default (whole models)
-schedule           1f1b                         default
-pp_chunks          2                            default
-pp_cuts            none                         default (even stages)
-threads_per_rank   0                            default
-run_dir            runs/digits-20261121-093005  default (task and start, UTC)
-checkpoint_dir     none                         default
-resume             false                        default
-evaluate_every     0                            default
-save_every         0                            default
-memory_checkpoint  0                            default
-snapshot_every     0                            default
-keep               3                            default
-max_restarts       0                            default
-recovery           live                         default (auto: replicas on the CPU)
-record             none                         default
-timeout_seconds    60                           default
-workers            1                            default
-bucket_cap_mb      25                           default
-fingerprint_every  1                            default
-trace              none                         default
-usage              auto                         default
-usage_json         none                         default
-usage_csv          none                         default
-usage_svg          none                         default
-lang               none                         default (the locale's, else en)
+setting             value                        from
+task                digits                       default
+data                none                         default
+label_column        none                         default (the column named label)
+model               small                        default
+epochs              3                            flag --epochs
+global_batch        64                           default
+lr                  0.01                         environment PACELINE_LR
+weight_decay        0.01                         default
+warmup              0.1                          default
+seed                7                            file train.toml:2
+accumulate          1                            default
+clip_norm           1                            flag --clip-norm
+precision           f32                          default
+non_finite          stop                         default
+tokenizer           none                         default (bytes)
+vocab               none                         default (1024)
+context             none                         default (from --model)
+layers              none                         default (from --model)
+heads               none                         default (from --model)
+width               none                         default (from --model)
+dropout             none                         default (from --model)
+recompute           none                         default
+nproc_per_node      2                            default (auto: one per core, at most two)
+use_gpu             0                            default
+device              cpu                          default (auto: no GPU requested)
+shards              8                            file train.toml:3
+strategy            ddp                          default
+devices             2                            default
+transport           auto                         default
+backend             auto                         default
+reduction           tree                         default
+comm_hook           none                         default
+zero                0                            default
+dp                  2                            default (auto: as many as the ranks make)
+tp                  none                         default (whole matrices)
+sequence_parallel   off                          default
+pp                  none                         default (whole models)
+schedule            1f1b                         default
+pp_chunks           2                            default
+pp_cuts             none                         default (even stages)
+threads_per_rank    0                            default
+run_dir             runs/digits-20261121-093005  default (task and start, UTC)
+checkpoint_dir      none                         default
+resume              false                        default
+evaluate_every      0                            default
+save_every          0                            default
+memory_checkpoint   0                            default
+snapshot_every      0                            default
+keep                3                            default
+max_restarts        0                            default
+recovery            live                         default (auto: replicas on the CPU)
+exclude_stragglers  none                         default
+record              none                         default
+timeout_seconds     60                           default
+workers             1                            default
+bucket_cap_mb       25                           default
+fingerprint_every   1                            default
+trace               none                         default
+usage               auto                         default
+usage_json          none                         default
+usage_csv           none                         default
+usage_svg           none                         default
+lang                none                         default (the locale's, else en)
 ";
     let text = resolve(&inputs).expect("valid").explain();
     let (settings, _) = text.split_once("\nvariable").expect("two tables");
@@ -88,7 +89,7 @@ fn a_path_longer_than_a_column_does_not_widen_it() {
     assert!(
         table
             .lines()
-            .any(|line| line == "task               digits  default"),
+            .any(|line| line == "task                digits  default"),
         "{table}"
     );
 }

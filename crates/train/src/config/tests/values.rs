@@ -92,6 +92,7 @@ fn values_are_taken_up_to_their_bounds_and_refused_beyond() {
         ),
         ("keep", "1", "10000", "0", "10001"),
         ("timeout_seconds", "1", "86400", "0", "86401"),
+        ("exclude_stragglers", "1", "65536", "0", "65537"),
         ("workers", "1", "64", "0", "65"),
         (
             "fingerprint_every",
