@@ -544,29 +544,30 @@ impl Known<'_> {
 
     /// The next round after `record`, without the agents that are gone.
     fn reform(&self, record: &Record, gone: &[Gone], why: Why, restarts: u32) -> Decision {
-        let able = self.able(gone);
+        let mut able = self.able(gone);
         if !self.has_quorum(record, &able) {
             return self.give_up_or_wait();
         }
-        if self.rules.is_static {
-            if let Some(signal) = gone.iter().find_map(|gone| gone.signal) {
-                let step = self.stop(record).and_then(|stop| stop.step);
-                let ending = Ending::Stopped(Stop { signal, step });
-                return self.publish(self.ended(Some(record), ending));
-            }
-            if !gone.is_empty() {
-                let why = words(gone).join(", ");
-                return self.publish(self.ended(Some(record), Ending::Lost(why)));
-            }
-            let same = record.members.clone();
-            let anew = || self.forming(Some(record), same, restarts, why.clone());
-            let next = self.continuing(record, gone, &why).unwrap_or_else(anew);
-            return self.publish(next);
+        if self.rules.is_static && !gone.is_empty() {
+            let ending = match gone.iter().find_map(|gone| gone.signal) {
+                Some(signal) => Ending::Stopped(Stop {
+                    signal,
+                    step: self.stop(record).and_then(|stop| stop.step),
+                }),
+                None => Ending::Lost(words(gone).join(", ")),
+            };
+            return self.publish(self.ended(Some(record), ending));
         }
         if let Some(next) = self.continuing(record, gone, &why) {
             return self.publish(next);
         }
-        let order = arrange(&record.ids(), &able, self.rules.nodes_max);
+        // Another node's arrival is no restart for one whose ranks have failed.
+        let is_free = matches!(why, Why::Joined(_)) && restarts == record.restarts;
+        able.retain(|page| !(is_free && page.is_spent));
+        let order = match self.rules.is_static {
+            true => record.members.clone(),
+            false => arrange(&record.ids(), &able, self.rules.nodes_max),
+        };
         if order.len() >= self.rules.nodes_min {
             return self.publish(self.forming(Some(record), order, restarts, why));
         }

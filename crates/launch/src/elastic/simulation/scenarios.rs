@@ -96,6 +96,29 @@ fn the_ranks_that_are_left_go_on_after_a_loss() {
 }
 
 #[test]
+fn a_node_whose_ranks_have_failed_does_not_come_back_with_a_newcomer() {
+    let rules = Rules {
+        recovers_live: true,
+        max_restarts: 0,
+        ..rules(1, 3)
+    };
+    for seed in 0..40 {
+        let mut world = running(seed, rules.clone(), 3);
+        let fails = Fault::RankFails {
+            node: 0,
+            code: 7,
+            victims: false,
+        };
+        world.fault(ms(10_000), fails);
+        world.fault(ms(15_000), Fault::Arrive { host: 9 });
+        world.run(ms(20_000));
+        let (record, _) = world.whole_round().expect("a round");
+        assert_eq!(nodes_of(record), [1, 2, 3], "seed {seed}: {record:?}");
+        assert_eq!(record.why, Why::Joined(1), "seed {seed}");
+    }
+}
+
+#[test]
 fn a_stopped_agent_is_left_out_within_its_lease() {
     check(&rules(1, 3), 3, &[Fault::Stop(1)], &[0, 2], ms(4500));
 }
