@@ -104,12 +104,10 @@ pub(crate) struct Seen {
 /// How far this node is with the next generation of several nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Regrouping {
-    /// The coordinator knows that a rank is lost.
+    /// The coordinator knows that a rank is lost, or which ranks go on.
     Told,
     /// It waits for the end of a rank that was killed.
     Asked,
-    /// It knows which ranks go on.
-    Answered,
 }
 
 /// How far the end of the round has come. Every stage but the first has a deadline.

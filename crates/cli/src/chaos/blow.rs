@@ -83,34 +83,43 @@ pub(super) fn hit(
     }
     let undo = match strike.fault {
         Fault::Kill | Fault::Agent => {
-            return Ok(pidfd_send_signal(&pidfd, Signal::KILL).map(|()| None)?);
+            pidfd_send_signal(&pidfd, Signal::KILL)?;
+            None
         }
-        Fault::Abort => return Ok(pidfd_send_signal(&pidfd, Signal::ABORT).map(|()| None)?),
-        Fault::Exit => return exit(&pidfd, pid).map(|()| None),
+        Fault::Abort => {
+            pidfd_send_signal(&pidfd, Signal::ABORT)?;
+            None
+        }
+        Fault::Exit => {
+            exit(&pidfd, pid)?;
+            None
+        }
         Fault::Cut => {
             let socket = connection(&pidfd, pid, strike.pick)?;
-            return Ok(rustix::net::shutdown(socket, Shutdown::Both).map(|()| None)?);
+            rustix::net::shutdown(socket, Shutdown::Both)?;
+            None
         }
         Fault::Stop | Fault::Slow => {
             pidfd_send_signal(&pidfd, Signal::STOP)?;
             let is_slow = strike.fault == Fault::Slow;
-            Undo::Continue { pidfd, is_slow }
+            Some(Undo::Continue { pidfd, is_slow })
         }
         Fault::Memory => {
             // That of a descendant, unless it has set its own.
             let maximum = getrlimit(Resource::As).maximum;
             let current = Some(0);
             let none = Rlimit { current, maximum };
-            Undo::Limit(number, prlimit(Some(number), Resource::As, none)?)
+            let before = prlimit(Some(number), Resource::As, none)?;
+            Some(Undo::Limit(number, before))
         }
         Fault::Stall => {
             let socket = connection(&pidfd, pid, strike.pick)?;
             // BPF_RET | BPF_K, 0: of every packet nothing is kept. The peer sends it again once the filter is gone.
             SockRef::from(&socket).attach_filter(&[SockFilter::new(0x06, 0, 0, 0)])?;
-            Undo::Filter(socket)
+            Some(Undo::Filter(socket))
         }
     };
-    Ok(Some(Held {
+    Ok(undo.map(|undo| Held {
         pid,
         until: Instant::now() + strike.hold,
         looks: 0,

@@ -153,6 +153,13 @@ mod tests {
         };
         let expect = "--max-restarts 0 on node 0 on a, --max-restarts 1 on node 1 on b";
         check([two, restarts], Some(expect));
+        let recovery = Settings {
+            recovers_live: true,
+            ..two
+        };
+        let expect =
+            "--recovery restart or none on node 0 on a, --recovery auto or live on node 1 on b";
+        check([two, recovery], Some(expect));
         let lease = Settings {
             lease: Duration::from_millis(1500),
             ..two

@@ -111,8 +111,8 @@ impl Settings {
             (false, Some(_)) => "etcd",
         };
         let recovery = match self.recovers_live {
-            true => "live",
-            false => "restart",
+            true => "auto or live",
+            false => "restart or none",
         };
         let outage = self.outage.unwrap_or_default().as_secs_f64();
         [

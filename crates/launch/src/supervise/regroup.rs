@@ -69,7 +69,7 @@ impl Supervisor<'_> {
     }
 
     fn answer(&mut self, slots: Option<Vec<usize>>) {
-        self.regrouping = Some(Regrouping::Answered);
+        self.regrouping = Some(Regrouping::Told);
         self.coordinator.regrouped(slots);
     }
 
