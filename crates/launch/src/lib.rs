@@ -65,7 +65,6 @@ mod watchdog;
 mod worker;
 mod workers;
 
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_rendezvous::env;
@@ -119,9 +118,6 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
     let id = launcher_id();
     let memory = MemoryFolder::of_this_job();
     let folder = memory.as_ref().map(MemoryFolder::path);
-    if let Some(Ok(path)) = folder.map(CStr::to_str) {
-        (job.env).push((env::MEMORY_FOLDER_VARIABLE.into(), path.into()));
-    }
     let watchdog = Watchdog::start(&format!("{LAUNCHER_VARIABLE}={id}"), folder)?;
     // After the watchdog, so that it counts as a child that is not the job's.
     let orphans = Orphans::adopt()?;
@@ -130,6 +126,7 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
         plan: &plan,
         tls,
         id: &id,
+        memory_folder: folder.and_then(|path| path.to_str().ok()),
         signals: &signals,
         watchdog: &watchdog,
         orphans: &orphans,

@@ -33,6 +33,8 @@ pub(crate) struct Launcher<'a> {
     pub(crate) tls: bool,
     /// The value of `PACELINE_LAUNCHER`.
     pub(crate) id: &'a str,
+    /// The job's folder in this host's memory, if the host has such files.
+    pub(crate) memory_folder: Option<&'a str>,
     pub(crate) signals: &'a Signals,
     pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
@@ -115,6 +117,7 @@ pub(crate) fn run(
         page: &page,
         place,
         launcher_id: launcher.id,
+        memory_folder: launcher.memory_folder,
         watchdog: launcher.watchdog,
     };
     let (started, kills) = (Instant::now(), memory::kills());
@@ -136,11 +139,10 @@ pub(crate) fn run(
         workers: &mut workers,
         page: &page,
         signals: launcher.signals,
-        watchdog: launcher.watchdog,
         orphans: launcher.orphans,
         stalls: &stalls,
         plan: launcher.plan,
-        launcher_id: launcher.id,
+        shared: &shared,
         output: &mut output,
         place,
         coordinator,

@@ -22,9 +22,8 @@ use crate::round::NodePlace;
 use crate::signals::Signals;
 use crate::stall::Monitor;
 use crate::stop::{Asked, is_excused};
-use crate::watchdog::Watchdog;
 use crate::worker::wait_readable;
-use crate::workers::Workers;
+use crate::workers::{Shared, Workers};
 
 /// How often the launcher looks for orphans that have ended, which no event announces.
 const SLOW_LOOK: Duration = Duration::from_secs(2);
@@ -38,12 +37,10 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) workers: &'a mut Workers,
     pub(crate) page: &'a JobPage,
     pub(crate) signals: &'a Signals,
-    pub(crate) watchdog: &'a Watchdog,
     pub(crate) orphans: &'a Orphans,
     pub(crate) stalls: &'a Monitor,
     pub(crate) plan: &'a Plan,
-    /// The value of `PACELINE_LAUNCHER`.
-    pub(crate) launcher_id: &'a str,
+    pub(crate) shared: &'a Shared<'a>,
     pub(crate) output: &'a mut Output,
     pub(crate) place: &'a NodePlace,
     pub(crate) coordinator: &'a mut dyn Coordinator,
@@ -133,10 +130,10 @@ impl Supervisor<'_> {
                 self.on_signal(signal);
             }
             let (asked, is_ordered) = (self.seen.asked, self.seen.is_ordered);
-            self.workers
-                .reap(self.started.elapsed(), self.watchdog, |rank, how| {
-                    is_ordered || is_excused(how, asked, self.page.slot(rank).stopped())
-                });
+            let now = self.started.elapsed();
+            self.workers.reap(now, self.shared.watchdog, |rank, how| {
+                is_ordered || is_excused(how, asked, self.page.slot(rank).stopped())
+            });
             let mut look_again = None;
             if self.seen.failure.is_none() && !is_ordered {
                 look_again = match self.regrouping {

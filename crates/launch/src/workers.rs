@@ -32,6 +32,7 @@ pub(crate) struct Shared<'a> {
     pub(crate) place: &'a NodePlace,
     /// The value of `PACELINE_LAUNCHER`.
     pub(crate) launcher_id: &'a str,
+    pub(crate) memory_folder: Option<&'a str>,
     pub(crate) watchdog: &'a Watchdog,
 }
 
@@ -266,6 +267,7 @@ fn worker_env(job: &Job, local_rank: usize, shared: &Shared<'_>) -> WorkerEnv {
         role: job.role.clone(),
         virtual_local_rank: job.virtual_local_rank,
         page_fd: shared.page.raw_fd(),
+        memory_folder: shared.memory_folder.map(str::to_owned),
         ..WorkerEnv::alone()
     }
 }
@@ -301,5 +303,32 @@ fn absolute(program: &Path) -> std::path::PathBuf {
         Path::new(".").join(program)
     } else {
         program.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use paceline_rendezvous::token::Token;
+
+    use super::*;
+
+    #[test]
+    fn a_rank_gets_no_memory_folder_of_a_launcher_around_this_one() {
+        let mut job = Job::new("true", 1, Token::generate().unwrap());
+        job.env = vec![("PACELINE_MEMORY_FOLDER".into(), "/dev/shm/outer".into())];
+        let plan = job.plan().unwrap();
+        for own in [None, Some("/dev/shm/own")] {
+            let env = WorkerEnv {
+                memory_folder: own.map(str::to_owned),
+                ..WorkerEnv::alone()
+            };
+            let command = process(&job, &plan, &env);
+            let mut set = command.get_envs();
+            let folder = set.find(|(name, _)| *name == "PACELINE_MEMORY_FOLDER");
+            let folder = folder.expect("it is set or removed").1;
+            assert_eq!(folder, own.map(OsStr::new));
+        }
     }
 }

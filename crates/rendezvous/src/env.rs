@@ -38,16 +38,14 @@ pub const SOCKETS_PER_PEER_MAX: usize = 8;
 /// Most operations that a flight recorder can be asked to keep.
 pub const FLIGHT_RECORDS_MAX: usize = 65_536;
 
-/// Variables that a launcher sets for some ranks only and that describe that rank alone: a launcher that such a rank
-/// starts must not pass them on.
-pub const SOMETIMES_SET: [&str; 3] = [
+/// Variables that a launcher does not set for every rank of every job. A launcher that such a rank starts must not pass
+/// them on.
+pub const SOMETIMES_SET: [&str; 4] = [
     names::PACELINE_LOCAL_RANK,
     names::PACELINE_LOCAL_CORES,
     names::PACELINE_REPLACEMENT,
+    names::PACELINE_MEMORY_FOLDER,
 ];
-
-/// The variable with the folder in memory that a launcher removes with its job.
-pub const MEMORY_FOLDER_VARIABLE: &str = names::PACELINE_MEMORY_FOLDER;
 
 /// Variables that a launcher sets for its ranks if its own environment does not have them, as torchrun does.
 pub const WORKER_DEFAULTS: &[(&str, &str)] = &[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")];

@@ -10,7 +10,6 @@ use crate::recovery::{self, Due, Impossible, Next, Recovery};
 use crate::report::{Failure, count};
 use crate::stop::Asked;
 use crate::worker::KILLED_ENDS_WITHIN;
-use crate::workers::Shared;
 
 /// While a lost rank's replacement is on its way, the pause between two looks at the page.
 const JOIN_LOOK: Duration = Duration::from_millis(10);
@@ -194,15 +193,9 @@ impl Supervisor<'_> {
     }
 
     fn start_replacement(&mut self, rank: usize) {
-        let shared = Shared {
-            page: self.page,
-            place: self.place,
-            launcher_id: self.launcher_id,
-            watchdog: self.watchdog,
-        };
         let number = self.roster.started();
         let (job, plan) = (self.job, self.plan);
-        let started = (self.workers).replace(job, plan, &shared, self.output, (rank, number));
+        let started = (self.workers).replace(job, plan, self.shared, self.output, (rank, number));
         self.seen.replaced = number;
         self.workers.states[rank].started = self.started.elapsed();
         if let Err(error) = started {
