@@ -48,7 +48,8 @@ fn say(line: &str) {
 
 /// The part of a rank; true when this process is one. `PACELINE_TEST_RECOVERY` has words such as `2@10:kill` (rank 2 at
 /// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `+1@starting:9` (the first replacement before it
-/// is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after the last step). With `admits` the ranks take in replacements, and work on until these are there.
+/// is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after the last step). With `admits` the ranks take in replacements, and work on until these are there. With `finishes` they promise to say when
+/// they are done.
 fn played() -> bool {
     let Ok(faults) = std::env::var(ROLE) else {
         return false;
@@ -80,6 +81,9 @@ fn played() -> bool {
     let mut group = ProcessGroup::init(&options).expect("the first group");
     if !faults.contains("undeclared") || own != "1" {
         group.declare_recovery();
+    }
+    if faults.contains("finishes") {
+        group.declare_finish();
     }
     let admits = faults.contains("admits");
     let mut done = 0_i64;
@@ -308,6 +312,29 @@ fn a_stopped_rank_is_killed_and_one_that_leaves_early_is_left_behind() {
 }
 
 #[test]
+fn a_rank_that_exits_before_it_has_finished_as_it_promised_is_lost() {
+    const NAME: &str = "a_rank_that_exits_before_it_has_finished_as_it_promised_is_lost";
+    if played() {
+        return;
+    }
+    // No other rank misses the last one.
+    let output = job(NAME, "shm", 1, &[], "0@6:leave finishes");
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    let says = "it exited with code 0 before its work was done";
+    assert!(
+        err.contains(" left early after ") && err.contains(says),
+        "{err}"
+    );
+    let output = job(NAME, "shm", 1, &[], "0@6:leave");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // One of several is replaced.
+    let more = ["--max-restarts", "1"];
+    let output = job(NAME, "shm", 2, &more, "1@6:leave finishes admits");
+    all_go_on(&output, 2, 2..=2);
+}
+
+#[test]
 fn a_job_whose_ranks_are_all_stopped_ends() {
     const NAME: &str = "a_job_whose_ranks_are_all_stopped_ends";
     if played() {
@@ -330,7 +357,7 @@ fn a_rank_that_is_lost_after_the_job_is_done_is_no_failure() {
         let output = job(NAME, "shm", 2, &[], fault);
         all_go_on(&output, 2, 0..=0);
         let err = text(&output.stderr);
-        let says = "; the job was done, and its results are complete";
+        let says = "; rank 0 had said before that the job is done";
         assert_eq!(err.matches(says).count(), 1, "{fault}: {err}");
     }
     // Without rank 0's word it may not be done.

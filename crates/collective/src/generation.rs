@@ -63,6 +63,15 @@ impl ProcessGroup {
         self.slot().set_admits();
     }
 
+    /// Says that this program sets [`Phase::Finished`](paceline_rendezvous::page::Phase::Finished) when its work is done. If a rank
+    /// exits with code 0 before that, the launcher takes it for lost. Without this word, an exit with code 0 is a good end unless
+    /// other ranks need that rank.
+    ///
+    /// *Blocks*: no.
+    pub fn declare_finish(&self) {
+        self.slot().set_finishes();
+    }
+
     /// Whether this process replaces a lost rank and has not [joined](Self::declare_joined) the others.
     ///
     /// The group that it gets from [`init`](Self::init) has the lost rank's number, and nobody else in it: every operation fails.

@@ -37,11 +37,20 @@ pub struct Exit {
     pub how: Ending,
     /// Whether the launcher asked for this end: it is then no failure.
     pub excused: bool,
+    /// Whether the rank had promised to say that it is done, and had not said so.
+    pub is_early: bool,
 }
 
 impl Exit {
     pub(crate) fn is_failure(&self) -> bool {
-        !self.excused && !self.how.is_success()
+        !self.excused && (self.is_early || !self.how.is_success())
+    }
+
+    pub(crate) fn fault(&self) -> Fault {
+        match self.how.is_success() {
+            true => Fault::LeftEarly,
+            false => Fault::Ended(self.how),
+        }
     }
 }
 
@@ -102,7 +111,7 @@ impl Default for Limits {
 pub enum Fault {
     /// It ended with an error.
     Ended(Ending),
-    /// It exited with code 0 while another rank needed it.
+    /// It exited with code 0 while another rank needed it, or before it had said that it is done, as it had promised.
     LeftEarly,
     /// It is alive, another rank gave up waiting for it, and it did not end.
     Stalled,
@@ -221,10 +230,10 @@ fn follow(
     if complaint_of(workers, first).is_some() {
         return sentence(workers, (rank, reported_by), at, now, limits);
     }
-    let how = failure_of(workers, first).map_or(Fault::Stalled, |exit| Fault::Ended(exit.how));
+    let fault = failure_of(workers, first).map_or(Fault::Stalled, |exit| exit.fault());
     Verdict::Failed {
         rank: first,
-        fault: how,
+        fault,
         reported_by: None,
     }
 }
@@ -240,7 +249,7 @@ fn sentence(
         Some(exit) if exit.is_failure() => {
             return Verdict::Failed {
                 rank,
-                fault: Fault::Ended(exit.how),
+                fault: exit.fault(),
                 reported_by: None,
             };
         }

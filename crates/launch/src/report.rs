@@ -241,7 +241,7 @@ pub enum FailureKind {
         /// Whether it left a core dump.
         core: bool,
     },
-    /// It exited with code 0 while another rank still needed it.
+    /// It exited with code 0 while another rank still needed it, or without the word that it is done, which it had promised.
     LeftEarly,
     /// It is alive, and another rank gave up waiting for it.
     Stalled {
@@ -323,12 +323,13 @@ impl Failure {
                 )
             }
             FailureKind::LeftEarly => {
-                let others = self
-                    .reported_by
-                    .map_or("another rank".to_owned(), |rank| format!("rank {rank}"));
+                let when = match self.reported_by {
+                    Some(rank) => format!("while rank {rank} still needed it"),
+                    None => "before its work was done".to_owned(),
+                };
                 (
                     "left early".to_owned(),
-                    format!(": it exited with code 0 while {others} still needed it"),
+                    format!(": it exited with code 0 {when}"),
                 )
             }
             FailureKind::Stalled { state } => {
@@ -624,6 +625,11 @@ mod tests {
                 ..Failure::example(FailureKind::LeftEarly)
             },
             "rank 1 (pid 4711) left early after 3.214 s: it exited with code 0 while rank 0 still needed it",
+            1,
+        );
+        check(
+            Failure::example(FailureKind::LeftEarly),
+            "rank 1 (pid 4711) left early after 3.214 s: it exited with code 0 before its work was done",
             1,
         );
         check(

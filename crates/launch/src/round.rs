@@ -171,7 +171,7 @@ pub(crate) fn run(
     };
     let left_behind = launcher.orphans.end(orphan_grace);
     // One that hung in the kernel may have ended by now.
-    workers.reap(started.elapsed(), launcher.watchdog, |_, _| true);
+    workers.reap(started.elapsed(), &shared, |_, _| true);
     let finished = output.finish(launcher.signals);
     let members = (workers.states.iter().enumerate()).filter(|(_, state)| !state.is_out);
     let ends: Vec<_> = members
@@ -211,7 +211,7 @@ fn complete(
             && !workers.states[*other].is_out
             && !workers.states[*other]
                 .exit
-                .is_some_and(|exit| exit.how.is_success())
+                .is_some_and(|exit| exit.how.is_success() && !exit.is_early)
     };
     let victims = (0..workers.states.len()).filter(suffered);
     let said = finished.last_words(failure.local_rank);

@@ -131,7 +131,7 @@ impl Supervisor<'_> {
             }
             let (asked, is_ordered) = (self.seen.asked, self.seen.is_ordered);
             let now = self.started.elapsed();
-            self.workers.reap(now, self.shared.watchdog, |rank, how| {
+            self.workers.reap(now, self.shared, |rank, how| {
                 is_ordered || is_excused(how, asked, self.page.slot(rank).stopped())
             });
             let mut look_again = None;

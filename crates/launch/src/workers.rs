@@ -175,7 +175,7 @@ impl Workers {
     pub(crate) fn reap(
         &mut self,
         at: Duration,
-        watchdog: &Watchdog,
+        shared: &Shared<'_>,
         excused: impl Fn(usize, Ending) -> bool,
     ) {
         let mut ended = Vec::new();
@@ -188,9 +188,10 @@ impl Workers {
                     at,
                     how,
                     excused: excused(rank, how),
+                    is_early: how.is_success() && shared.page.slot(rank).is_unfinished(),
                 });
                 if !worker.group_has_members() {
-                    watchdog.forget_group(worker.pid());
+                    shared.watchdog.forget_group(worker.pid());
                 }
                 ended.push(rank);
             }

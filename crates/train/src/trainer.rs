@@ -71,6 +71,7 @@ fn run<T: TrainTask>(
     group: ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
+    group.declare_finish();
     let layout = Layout::new(config, &group).inspect_err(|error| tell(&group, None, error))?;
     let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
     let mut trainer = trainer.inspect_err(|error| tell(&group, Some(&layout), error))?;

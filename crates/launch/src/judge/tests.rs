@@ -52,7 +52,7 @@ fn ms(text: &str) -> Duration {
     Duration::from_millis(number(text))
 }
 
-/// One worker in words: `run`, `exit 7 @10`, `signal 9 @10`, then any of `blames 1`, `excused`,
+/// One worker in words: `run`, `exit 7 @10`, `signal 9 @10`, then any of `blames 1`, `excused`, `early`,
 /// `collective @5`, `stopped 5` (for so many ms, of 100 at most), `waits @5` for the next generation, `out` of the newest one.
 fn worker(text: &str) -> WorkerState {
     let mut state = WorkerState::default();
@@ -86,12 +86,20 @@ fn worker(text: &str) -> WorkerState {
                     .expect("`excused` follows an end")
                     .excused = true
             }
+            "early" => {
+                state
+                    .exit
+                    .as_mut()
+                    .expect("`early` follows an end")
+                    .is_early = true
+            }
             at => {
                 let how = how.expect("a time follows an end");
                 state.exit = Some(Exit {
                     at: ms(at.trim_start_matches('@')),
                     how,
                     excused: false,
+                    is_early: false,
                 });
             }
         }
@@ -120,6 +128,20 @@ fn a_job_runs_until_the_last_rank_has_ended() {
     check("run | run", 10, "running");
     check("exit 0 @5 | run", 9_000, "running");
     check("exit 0 @5 | exit 0 @7", 10, "finished");
+}
+
+#[test]
+fn a_rank_that_promised_to_say_when_it_is_done_has_failed_without_that_word() {
+    check("exit 0 @5 early", 10, "rank 0 left early");
+    check("exit 0 @5 | exit 0 @7 early", 10, "rank 1 left early");
+    check(
+        "exit 0 @5 early | run blames 0 waits @6",
+        10,
+        "rank 0 left early",
+    );
+    check("exit 0 @5 early | exit 7 @7", 10, "rank 0 left early");
+    check("exit 0 @5 early excused", 10, "finished");
+    check("exit 0 @5 early out | run", 10, "running");
 }
 
 #[test]

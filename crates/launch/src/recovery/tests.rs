@@ -11,6 +11,7 @@ fn ended(how: Ending) -> WorkerState {
         at: Duration::ZERO,
         how,
         excused: false,
+        is_early: false,
     };
     WorkerState {
         exit: Some(exit),
@@ -421,6 +422,7 @@ impl World {
                     at: now,
                     how: KILLED,
                     excused: false,
+                    is_early: false,
                 });
             }
             let blames = rank.blames.filter(|(of, _)| *of == self.known);

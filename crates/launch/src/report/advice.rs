@@ -14,7 +14,7 @@ pub(super) fn of(failure: &Failure) -> String {
         FailureKind::ExitCode(code) => of_code(*code, failure),
         FailureKind::Signal { number, .. } => of_signal(*number).to_owned(),
         FailureKind::LeftEarly => {
-            "every rank has to make the same collective calls; does one have fewer batches?"
+            "every rank has to make the same collective calls; does one have fewer batches, or call `exit`?"
                 .to_owned()
         }
         FailureKind::Stalled { state } if state.contains("(T)") => {

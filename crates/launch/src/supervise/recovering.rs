@@ -17,8 +17,8 @@ const JOIN_LOOK: Duration = Duration::from_millis(10);
 impl Supervisor<'_> {
     /// Has the ranks that are left go on, if they can; else the failure is the job's. Says when to look again.
     pub(super) fn go_on_without(&mut self, failure: Failure, was_killed: bool) -> Option<Instant> {
-        if self.is_finished() {
-            return self.end_without(&failure);
+        if let Some(first) = self.finished() {
+            return self.end_without(&failure, first);
         }
         let is_new = self.workers.states[failure.local_rank].is_new;
         // The others end with the same error.
@@ -72,18 +72,18 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Whether rank 0 has said that the job is done: its results are written.
-    fn is_finished(&self) -> bool {
-        let first = self.roster.members().first().copied();
-        let activity = first.and_then(|rank| self.page.slot(rank).activity());
-        let is_done = activity.is_some_and(|(activity, _)| activity.phase == Phase::Finished);
-        self.job.recovers_live() && self.stage == Stage::Running && is_done
+    /// The first rank of this node, if it has said that the job is done.
+    fn finished(&self) -> Option<usize> {
+        let first = self.roster.members().first().copied()?;
+        let (activity, _) = self.page.slot(first).activity()?;
+        let is_done = activity.phase == Phase::Finished;
+        (self.job.recovers_live() && self.stage == Stage::Running && is_done).then_some(first)
     }
 
     /// Ends a rank that fails after the job is done, and those that wait for it. Their ends are no failures.
-    fn end_without(&mut self, failure: &Failure) -> Option<Instant> {
-        let incident = failure.incident();
-        eprintln!("{incident}; the job was done, and its results are complete");
+    fn end_without(&mut self, failure: &Failure, first: usize) -> Option<Instant> {
+        let (incident, first) = (failure.incident(), self.place.first_rank + first);
+        eprintln!("{incident}; rank {first} had said before that the job is done");
         for (rank, state) in self.workers.states.iter_mut().enumerate() {
             state.is_out |= rank == failure.local_rank || state.waits_since.is_some();
         }
@@ -104,9 +104,9 @@ impl Supervisor<'_> {
     fn incidents(&self, failure: &Failure, lost: Vec<usize>) -> Vec<String> {
         let now = self.started.elapsed();
         let incidents = lost.into_iter().map(|rank| {
-            let how = self.workers.states[rank].exit.map(|exit| exit.how);
-            match how.filter(|_| rank != failure.local_rank) {
-                Some(how) => self.describe(rank, Fault::Ended(how), None, now).incident(),
+            let exit = self.workers.states[rank].exit;
+            match exit.filter(|_| rank != failure.local_rank) {
+                Some(exit) => self.describe(rank, exit.fault(), None, now).incident(),
                 None => failure.incident(),
             }
         });
@@ -233,8 +233,8 @@ impl Supervisor<'_> {
         let Some(exit) = self.workers.states[rank].exit else {
             return;
         };
-        let failure = self.describe(rank, Fault::Ended(exit.how), None, exit.at);
-        if failure.is_for_good().is_some() || exit.how.is_success() {
+        let failure = self.describe(rank, exit.fault(), None, exit.at);
+        if failure.is_for_good().is_some() || !exit.is_failure() {
             self.roster.start_no_more();
         }
         let incident = format!("replacement of {}", failure.incident());

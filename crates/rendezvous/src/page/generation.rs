@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::{JobPage, Revocation, Slot, layout};
+use super::{JobPage, Phase, Revocation, Slot, layout};
 use crate::os;
 
 /// A replacement that has the job's environment and waits.
@@ -257,6 +257,17 @@ impl Slot {
         self.raw().recovers.load(SeqCst) != 0
     }
 
+    /// Says that this rank writes [`Phase::Finished`] before it ends well.
+    pub fn set_finishes(&self) {
+        self.raw().finishes.store(1, SeqCst);
+    }
+
+    /// Whether this rank has yet to write [`Phase::Finished`], as it said it would.
+    pub fn is_unfinished(&self) -> bool {
+        let phase = self.activity().map(|(activity, _)| activity.phase);
+        self.raw().finishes.load(SeqCst) != 0 && phase != Some(Phase::Finished)
+    }
+
     /// Says that this rank takes in replacements of lost ranks, when it is invited to.
     pub fn set_admits(&self) {
         self.raw().admits.store(1, SeqCst);
@@ -451,11 +462,12 @@ mod tests {
         slot.set_admits();
         slot.set_joined();
         slot.set_timeout(Duration::from_secs(60));
+        slot.set_finishes();
         page.clear_slot(1);
         assert!(slot.activity().is_none() && slot.pid().is_none() && slot.rank().is_none());
         assert!(slot.victim_of().is_none() && slot.awaits().is_none() && slot.stopped().is_none());
         assert!(!slot.recovers() && !slot.admits() && !slot.is_ready_to_join());
         assert!(!slot.has_joined() && !slot.polls_stop() && !slot.is_misconfigured());
-        assert!(slot.timeout().is_none());
+        assert!(slot.timeout().is_none() && !slot.is_unfinished());
     }
 }

@@ -73,7 +73,8 @@ pub(super) struct RawSlot {
     pub(super) admits: AtomicU32,
     pub(super) joins: AtomicU32,
     pub(super) timeout_ms: AtomicU32,
-    _rest: [u8; 148],
+    pub(super) finishes: AtomicU32,
+    _rest: [u8; 144],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -96,6 +97,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, member_of) == 80);
     assert!(std::mem::offset_of!(RawSlot, joins) == 100);
     assert!(std::mem::offset_of!(RawSlot, timeout_ms) == 104);
+    assert!(std::mem::offset_of!(RawSlot, finishes) == 108);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -205,6 +207,7 @@ impl RawSlot {
             admits,
             joins,
             timeout_ms,
+            finishes,
             _rest: _,
         } = self;
         for word in [step, seq, since_ns, stopped_at, blame, one, other] {
@@ -224,6 +227,7 @@ impl RawSlot {
             admits,
             joins,
             timeout_ms,
+            finishes,
         ] {
             word.store(0, SeqCst);
         }
