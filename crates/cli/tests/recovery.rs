@@ -4,13 +4,18 @@
 //! Each test starts the launcher with this test program as its ranks. A rank counts steps together with the others, strikes
 //! itself where its environment says so, and goes on with the next generation when others are lost or replaced.
 
+use std::os::fd::OwnedFd;
 use std::process::{Command, Output};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp};
 use paceline_rendezvous::page::{JobPage, Phase};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{AddressFamily, Shutdown, getpeername, shutdown};
+use rustix::process::{
+    PidfdFlags, PidfdGetfdFlags, Signal, getpid, kill_process, pidfd_getfd, pidfd_open,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 const ROLE: &str = "PACELINE_TEST_RECOVERY";
@@ -32,7 +37,25 @@ fn strike(how: &str) {
         "abort" => std::process::abort(),
         "panic" => panic!("struck"),
         "leave" => std::process::exit(0),
+        cut if cut.starts_with("cut") => {
+            cut_connection(cut["cut".len()..].parse().expect("a number"))
+        }
         code => std::process::exit(code.parse().expect("an exit code")),
+    }
+}
+
+/// Ends the one of this process's TCP connections that was opened at this place in their order.
+fn cut_connection(place: usize) {
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
+    let copy = |number| pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok();
+    let is_connection = |socket: &OwnedFd| {
+        let is_tcp = socket_domain(socket).is_ok_and(|family| family == AddressFamily::INET);
+        is_tcp && getpeername(socket).is_ok()
+    };
+    let connection = (0..200).filter_map(copy).filter(is_connection).nth(place);
+    if let Some(connection) = connection {
+        shutdown(connection, Shutdown::Both).expect("a connection");
+        say(&format!("cut {place}"));
     }
 }
 
@@ -118,7 +141,8 @@ fn played() -> bool {
         STEPS_MAX
     };
     while done < STEPS || (admits && done < most && group.world().to_string() != full) {
-        if let Some(how) = fault(&done.to_string()) {
+        // A rank that has cut a connection goes on, and repeats the step.
+        if let Some(how) = fault(&done.to_string()).filter(|_| !has_lost) {
             strike(how);
         }
         // On a busy machine the others would be done first.
@@ -141,6 +165,8 @@ fn played() -> bool {
             if let Some(how) = fault("forming") {
                 doomed = Some(strike_soon(how));
             }
+            // That of a rank that no other one can go on with.
+            assert!(!matches!(stepped, Err(Error::Wire { .. })), "{stepped:?}");
             has_lost = true;
         }
         let began = now_us();
@@ -332,6 +358,23 @@ fn a_rank_that_exits_before_it_has_finished_as_it_promised_is_lost() {
     let more = ["--max-restarts", "1"];
     let output = job(NAME, "shm", 2, &more, "1@6:leave finishes admits");
     all_go_on(&output, 2, 2..=2);
+}
+
+#[test]
+fn a_cut_connection_costs_one_rank_at_most() {
+    const NAME: &str = "a_cut_connection_costs_one_rank_at_most";
+    if played() {
+        return;
+    }
+    // Those for data, for messages and to the store.
+    let lost = paceline_testing::on_threads(0..5, |place| {
+        let output = job(NAME, "tcp", 3, &[], &format!("1@10:cut{place}"));
+        let is_lost = text(&output.stderr).contains("; 2 ranks go on");
+        let lost = usize::from(is_lost);
+        all_go_on(&output, 3 - lost, lost as u64..=lost as u64);
+        lost
+    });
+    assert!(lost.contains(&1), "{lost:?}");
 }
 
 #[test]

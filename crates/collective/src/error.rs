@@ -160,6 +160,18 @@ pub enum Error {
         /// What this rank was waiting in.
         during: Option<Operation>,
     },
+    /// A data connection to a rank ended, although that rank lives.
+    #[error(
+        "a data connection to rank {rank} ({place}) ended during {during}, while the one for messages stands"
+    )]
+    Disconnected {
+        /// The rank at its other end.
+        rank: usize,
+        /// Its host and process id.
+        place: String,
+        /// What this rank was waiting in.
+        during: Operation,
+    },
     /// A rank left the group in order, but is needed.
     #[error("rank {rank} left the group after operation #{after}, while {during} needs it")]
     PeerLeft {
@@ -275,7 +287,9 @@ impl Error {
     pub fn culprit(&self) -> Option<usize> {
         match self {
             Self::Peer { peer, .. } | Self::Wire { peer, .. } => Some(*peer),
-            Self::PeerLost { rank, .. } | Self::PeerLeft { rank, .. } => Some(*rank),
+            Self::PeerLost { rank, .. }
+            | Self::PeerLeft { rank, .. }
+            | Self::Disconnected { rank, .. } => Some(*rank),
             Self::Call { rank, .. }
             | Self::AbortedHere { rank, .. }
             | Self::ThreadGone { rank } => Some(*rank),
@@ -357,6 +371,9 @@ impl Error {
             Self::Peer { .. } => "start all ranks from the same build and with the same settings",
             Self::NotJoined { .. } => {
                 "a replacement joins in `Ddp::new`: until then it cannot take part in operations between ranks"
+            }
+            Self::Disconnected { .. } => {
+                "look for what ends connections between these hosts, such as a firewall"
             }
             Self::PeerLost { .. } => {
                 "look at that rank's own output for its panic, signal or exit code"

@@ -71,6 +71,7 @@ pub(crate) fn is_loss(error: &Error) -> bool {
         error,
         Error::PeerLost { .. }
             | Error::PeerLeft { .. }
+            | Error::Disconnected { .. }
             | Error::Deadline { .. }
             | Error::Absent { .. }
             | Error::Aborted { .. }

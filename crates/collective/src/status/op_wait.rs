@@ -70,13 +70,10 @@ impl<'a> OpWait<'a> {
                 after,
                 during: self.operation,
             },
-            (None, None) => Error::Wire {
-                peer,
-                during: Some(self.operation),
-                reason: format!(
-                    "a data connection to it ({}) ended, while the one for messages stands",
-                    status.place(peer)
-                ),
+            (None, None) => Error::Disconnected {
+                rank: peer,
+                place: status.place(peer),
+                during: self.operation,
             },
         }
     }

@@ -284,10 +284,9 @@ impl Case {
                     _ => "a frame begins with".into(),
                 },
             ],
-            Fault::Cut | Fault::ResetLane => vec![
-                format!("rank {victim} broke the protocol"),
-                "a data connection to it".into(),
-            ],
+            Fault::Cut | Fault::ResetLane => {
+                vec![format!("a data connection to rank {victim} (host")]
+            }
             Fault::FlipGoodbye => vec![
                 format!("rank {victim} broke the protocol"),
                 "a message begins with".into(),

@@ -9,7 +9,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use paceline_collective::{GroupOptions, ProcessGroup, Transport, Tree};
+use paceline_collective::{GroupOptions, OpKind, Operation, ProcessGroup, Transport, Tree};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::store::{Server, ServerOptions};
 use paceline_rendezvous::token::Token;
@@ -564,6 +564,26 @@ fn a_rank_between_two_steps_hands_its_state_over_to_new_ones() {
             assert_eq!(Standing::decode(&standing.encode()), standing);
         }
     }
+}
+
+#[test]
+fn a_cut_connection_is_a_loss_and_nonsense_is_none() {
+    let during = Operation {
+        kind: OpKind::AllReduce,
+        seq: 7,
+        bucket: None,
+    };
+    let cut = Error::Disconnected {
+        rank: 1,
+        place: "host b, pid 7".into(),
+        during,
+    };
+    let nonsense = Error::Wire {
+        peer: 1,
+        during: Some(during),
+        reason: "a frame begins with [aa]".into(),
+    };
+    assert!(is_loss(&cut) && !is_loss(&nonsense));
 }
 
 #[test]
