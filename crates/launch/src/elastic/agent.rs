@@ -402,6 +402,7 @@ impl Agent {
         self.leases.look(now, &pages, self.rules.lease / 2);
         self.pages = pages;
         self.adopt(now);
+        self.find_successor(now);
         self.end_outage(now, commands);
         self.set_record(now, record);
         self.tell_disagreement(commands);

@@ -627,7 +627,8 @@ impl Known<'_> {
         }
         let is_outside = self.rules.outage.is_some();
         // Any agent may begin in a store outside of the job: a record that is gone there is gone for all.
-        if !self.is_host && !is_outside {
+        // So does one that knows that the lost store's agent is dead: the one in whose store it is may have come too late to know.
+        if !self.is_host && !is_outside && !loss.is_proven {
             return self.give_up_or_wait();
         }
         let was_started = matches!(memory.phase, Phase::Running(_)) || !memory.before.is_empty();

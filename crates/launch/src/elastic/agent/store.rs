@@ -216,6 +216,17 @@ impl Agent {
         }
     }
 
+    /// Takes another agent's store at the address of the lost one for a refusal: the lost one does not listen there any more.
+    pub(super) fn find_successor(&mut self, now: Duration) {
+        let (Link::At(store), Some((home, Some(before)))) = (&self.link, &self.home) else {
+            return;
+        };
+        let hosts = |page: &Page| page.hosts && page.standby == *store && page.id != *before;
+        if self.current().is_none() && home == store && self.pages.iter().any(hosts) {
+            self.on_refused(now, &store.clone());
+        }
+    }
+
     /// Whether this agent has the job's store, and the endpoint is another one.
     pub(super) fn is_away_from_endpoint(&self) -> bool {
         let has_job = self

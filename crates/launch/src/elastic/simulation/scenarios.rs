@@ -258,6 +258,18 @@ fn an_agent_started_again_at_the_endpoint_finds_the_job_elsewhere() {
 }
 
 #[test]
+fn two_nodes_go_on_when_the_stores_agent_is_killed_and_started_again_at_once() {
+    for seed in 0..60 {
+        let mut world = running(seed, rules(1, 2), 2);
+        world.fault(ms(10_000), Fault::Kill(0));
+        world.fault(ms(10_000 + seed), Fault::Return);
+        world.run(ms(20_000));
+        let (record, _) = world.whole_round().expect("a round");
+        assert_eq!(nodes_of(record), [1, 2], "seed {seed}");
+    }
+}
+
+#[test]
 fn a_member_that_dies_while_the_round_forms_is_left_out() {
     for seed in 0..60 {
         let arrivals: Vec<_> = (0..4).map(|host| (host, Duration::ZERO)).collect();
