@@ -483,6 +483,17 @@ impl Slot {
         self.raw().polls_stop.load(Ordering::Acquire) != 0
     }
 
+    /// Says that this rank, if another one is lost, writes its state into the job's memory before it ends, so that the next start of
+    /// the ranks goes on from it.
+    pub fn set_leaves_state(&self) {
+        self.raw().leaves_state.store(1, Ordering::Release);
+    }
+
+    /// Whether this rank needs some time after a loss, to write its state.
+    pub fn leaves_state(&self) -> bool {
+        self.raw().leaves_state.load(Ordering::Acquire) != 0
+    }
+
     /// Says that this rank, in agreement with all others, stops because it was asked to.
     pub fn set_stopped(&self, stopped: Stopped) {
         self.raw().stopped_at.store(stopped.step, Ordering::Relaxed);

@@ -31,6 +31,10 @@ impl Supervisor<'_> {
             | (How::Save | How::Next | How::Over, Stage::Stopping)
             | (How::Save, Stage::Saving)
             | (How::Over, Stage::Reporting) => {}
+            // They end by themselves once it is written.
+            (How::Next, Stage::Reporting) if self.some_leave_state() => {
+                self.enter(Stage::Reporting, self.job.grace);
+            }
             (How::Kill, _) => self.kill(),
             (How::Save, Stage::Running) if self.all_poll() => self.save(),
             (how, _) => {
@@ -58,6 +62,13 @@ impl Supervisor<'_> {
             worker.signal_group(Signal::KILL);
         }
         self.stop(Signal::TERM)
+    }
+
+    /// Whether ranks that are left write their state for the next start.
+    fn some_leave_state(&self) -> bool {
+        let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
+        let mut alive = self.workers.alive().map(|(rank, _)| rank);
+        alive.any(|rank| Some(rank) != blamed && self.page.slot(rank).leaves_state())
     }
 
     /// Whether only the blamed rank is left, which reports nothing when it stalls.

@@ -463,11 +463,12 @@ mod tests {
         slot.set_joined();
         slot.set_timeout(Duration::from_secs(60));
         slot.set_finishes();
+        slot.set_leaves_state();
         page.clear_slot(1);
         assert!(slot.activity().is_none() && slot.pid().is_none() && slot.rank().is_none());
         assert!(slot.victim_of().is_none() && slot.awaits().is_none() && slot.stopped().is_none());
         assert!(!slot.recovers() && !slot.admits() && !slot.is_ready_to_join());
         assert!(!slot.has_joined() && !slot.polls_stop() && !slot.is_misconfigured());
-        assert!(slot.timeout().is_none() && !slot.is_unfinished());
+        assert!(slot.timeout().is_none() && !slot.is_unfinished() && !slot.leaves_state());
     }
 }

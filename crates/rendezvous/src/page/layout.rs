@@ -74,7 +74,8 @@ pub(super) struct RawSlot {
     pub(super) joins: AtomicU32,
     pub(super) timeout_ms: AtomicU32,
     pub(super) finishes: AtomicU32,
-    _rest: [u8; 144],
+    pub(super) leaves_state: AtomicU32,
+    _rest: [u8; 140],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -98,6 +99,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, joins) == 100);
     assert!(std::mem::offset_of!(RawSlot, timeout_ms) == 104);
     assert!(std::mem::offset_of!(RawSlot, finishes) == 108);
+    assert!(std::mem::offset_of!(RawSlot, leaves_state) == 112);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -208,6 +210,7 @@ impl RawSlot {
             joins,
             timeout_ms,
             finishes,
+            leaves_state,
             _rest: _,
         } = self;
         for word in [step, seq, since_ns, stopped_at, blame, one, other] {
@@ -228,6 +231,7 @@ impl RawSlot {
             joins,
             timeout_ms,
             finishes,
+            leaves_state,
         ] {
             word.store(0, SeqCst);
         }
