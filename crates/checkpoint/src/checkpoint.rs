@@ -10,7 +10,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Bytes, TensorData};
 use paceline_ddp::sampler::SamplerState;
 use paceline_ddp::weights::{self, Hasher};
-use paceline_ddp::{Ddp, device};
+use paceline_ddp::{Ddp, OwnTensor, device};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -71,6 +71,12 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self.model
     }
 
+    /// Whether each replica of this rank has the whole of what this rank has, in ordinary memory.
+    pub(crate) fn is_on_every_replica(&self, ddp: &Ddp) -> bool {
+        let is_whole = matches!(self.optimizer, OptimizerRef::Whole(_));
+        is_whole && !ddp.has_own_optimizers() && !ddp.has_hook_state() && self.is_on_host()
+    }
+
     /// Whether ranks have parts of the state, the same answer on all of them.
     pub(crate) fn is_dealt(&self, ddp: &Ddp) -> bool {
         ddp.is_split() || ddp.has_hook_state() || matches!(self.optimizer, OptimizerRef::Sharded(_))
@@ -84,15 +90,30 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         3 * bytes.sum::<usize>() as u64
     }
 
-    /// Copies what this rank has of dealt state.
+    /// Copies what this rank has of dealt state; of what all replicas have, only the first one's copy counts.
     pub(crate) fn copy_dealt(&self, ddp: &Ddp) -> Result<Dealt, CheckpointError> {
+        let own = ddp.own_tensors(self.model)?;
+        self.copy_part(ddp, own, ddp.group().rank() == 0)
+    }
+
+    /// Copies all that this rank has of the state, whichever other ranks have it too.
+    pub(crate) fn copy_all(&self, ddp: &Ddp) -> Result<Dealt, CheckpointError> {
+        self.copy_part(ddp, ddp.part_tensors(self.model)?, true)
+    }
+
+    fn copy_part(
+        &self,
+        ddp: &Ddp,
+        own: Vec<OwnTensor>,
+        has_optimizer: bool,
+    ) -> Result<Dealt, CheckpointError> {
         let ids = weights::paths(self.model).into_iter();
         let ids: Vec<u64> = ids.map(|(id, _)| id).collect();
         let model = ddp.tensors(self.model);
         let shapes = model.iter().map(|(path, shape, _)| (path.clone(), shape));
         let shapes: HashMap<String, &Vec<usize>> = shapes.collect();
         let mut weights = Own::default();
-        for own in ddp.own_tensors(self.model)? {
+        for own in own {
             let whole = shapes[&own.path].clone();
             let slice = ddp.placement().and_then(|all| all.slice(own.id));
             let share = Share::new(whole.clone(), slice, own.range);
@@ -114,7 +135,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                 let state = own.into_bytes().map_err(unreadable);
                 Optimizer::Own(state.and_then(|state| dealt::numbered(state, &ids)))
             }
-            OptimizerRef::Whole(optimizer) if ddp.group().rank() == 0 => part(optimizer, None),
+            OptimizerRef::Whole(optimizer) if has_optimizer => part(optimizer, None),
             OptimizerRef::Whole(_) => Optimizer::Part(Ok(Own::default())),
             OptimizerRef::Sharded(optimizer) => {
                 let slices = optimizer.slices(optimizer.group().rank());

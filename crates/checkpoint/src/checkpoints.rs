@@ -23,6 +23,7 @@ use crate::error::{CheckpointError, failed_in};
 use crate::files::{self, State};
 use crate::folder::{self, Writing};
 use crate::ledger::{self, Committed, Ledger};
+use crate::left;
 use crate::memory::{self, Copies, Copying};
 use crate::remote::{Remote, Uploader};
 use crate::saved::{Places, Saved};
@@ -107,7 +108,9 @@ pub struct Checkpoints {
     snapshots: Snapshots,
     /// Whether the ranks have gone back since the last recorded step.
     has_gone_back: bool,
-    /// On a rank that goes on if rank 0 is lost: the last records, which rank 0 may not have written.
+    /// Whether this rank leaves its state if another one is lost.
+    leaves: bool,
+    /// On a rank that goes on or leaves its state if rank 0 is lost: the last records, which rank 0 may not have written.
     unwritten: Vec<Committed>,
     /// Of this rank's gradients, from the first recorded step on.
     digests: Option<Recorder>,
@@ -185,6 +188,7 @@ impl Checkpoints {
             ledger: None,
             snapshots: Snapshots::default(),
             has_gone_back: false,
+            leaves: false,
             unwritten: Vec::new(),
             digests: None,
             opened: SystemTime::now(),
@@ -255,11 +259,13 @@ impl Checkpoints {
                 downloaded => downloaded,
             })??;
         }
+        let joined = self.join_left()?;
         let memory = self.memory.as_ref().map(|lane| &*lane.folder);
         let is_brought = self.copies.bring(&self.group, memory)?;
         let places = Places {
             files: &self.files.folder,
             memory,
+            joined: joined.as_deref(),
             is_brought,
         };
         let saved = Saved::newest(u64::MAX, &places, &self.group)?;
@@ -269,6 +275,52 @@ impl Checkpoints {
             }
         }
         Ok(saved)
+    }
+
+    /// Makes a checkpoint of what the ranks of the last start have [left](Self::leave).
+    fn join_left(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        if self.group.env().restart_count == 0 {
+            return Ok(None);
+        }
+        let joined = by_rank_0_slowly(&self.group, || {
+            let Some(Lane { folder, .. }) = &self.memory else {
+                return Ok::<_, CheckpointError>(None);
+            };
+            let saved = [folder, &self.files.folder].map(|folder| folder::list(folder).pop());
+            let saved = saved
+                .iter()
+                .flatten()
+                .filter_map(|path| folder::step_of(path));
+            let joined = left::join(folder, saved.max(), self.metadata.clone(), |missed| {
+                self.record_missed(missed)
+            });
+            Ok(joined.unwrap_or_else(|error| {
+                notice!(
+                    WARN,
+                    "the state of the surviving ranks is of no use: {error}"
+                );
+                None
+            }))
+        });
+        joined?
+    }
+
+    /// Appends to the ledger what a lost rank 0 has not.
+    fn record_missed(&self, missed: &[Committed]) -> Result<(), CheckpointError> {
+        if missed.is_empty() {
+            return Ok(());
+        }
+        let record = || {
+            let mut ledger = Ledger::open(&self.files.folder, self.opened)?;
+            let missed = missed.iter();
+            let missed: Vec<_> = missed.filter(|step| ledger.has_missed(step)).collect();
+            missed.into_iter().try_for_each(|step| ledger.record(step))
+        };
+        record().map_err(|source| CheckpointError::Ledger {
+            action: "continue",
+            path: ledger::path(&self.files.folder),
+            source,
+        })
     }
 
     /// As [`latest`](Self::latest); in a process that has [joined](Ddp::has_joined) the job in place of a lost rank, the state of
@@ -299,6 +351,58 @@ impl Checkpoints {
             self.snapshots.clear();
         }
         Ok(())
+    }
+
+    /// From now on, [`leave`](Self::leave) leaves this rank's state if another one is lost. For jobs that start again after a loss, and
+    /// whose ranks together have the state more than once. All ranks call it once, after [`Ddp::new`]. Says whether it will.
+    ///
+    /// It will not if the launcher does not start the ranks again, if the job has several hosts, with live recovery, if no other
+    /// rank has what this one has, and with a communication hook that keeps a state.
+    pub fn leave_after_a_loss(&mut self, ddp: &Ddp) -> bool {
+        let env = self.group.env();
+        self.leaves = self.memory.is_some()
+            && env.node_count == 1
+            && env.restart_count < env.max_restarts
+            && ddp.recovery() != Recovery::Live
+            && ddp.group().world() > 1
+            && !ddp.has_hook_state()
+            && !ddp.has_own_optimizers();
+        if self.leaves {
+            self.group.slot().set_leaves_state();
+        }
+        self.leaves
+    }
+
+    /// After a step that failed with `error`: if that is the [loss](DdpError::is_loss) of another rank, leaves the state before the step
+    /// in this host's memory, for the ranks that the launcher starts in place of all. If the ranks that were left had all of the
+    /// state, [`latest`](Self::latest) finds it there, and no step is lost although nothing was saved.
+    ///
+    /// If the weights of replicas [differ](DdpError::Diverged), what the ranks have left does not count.
+    ///
+    /// A rank calls it alone, and only if model and optimizer are those before the step. It does nothing without
+    /// [`leave_after_a_loss`](Self::leave_after_a_loss), for state on a GPU, and for an optimizer whose state is dealt to the ranks.
+    ///
+    /// *Blocks*: until the state is in `/dev/shm`. If that fails, there is a warning.
+    pub fn leave<'a, M: Module + 'a>(
+        &self,
+        ddp: &Ddp,
+        error: &DdpError,
+        checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
+    ) {
+        let Some(Lane { folder, .. }) = self.memory.as_ref().filter(|_| self.leaves) else {
+            return;
+        };
+        let left = if matches!(error, DdpError::Diverged { .. }) {
+            left::refuse(folder)
+        } else if error.is_loss() {
+            self.group.set_phase(Phase::Checkpoint, ddp.next_step());
+            left::write(folder, ddp, &checkpoint(), &self.unwritten)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = left {
+            notice!(WARN, "this rank leaves no state: {error}");
+        }
     }
 
     /// Keeps the state before the next step in memory, if that is [due](Self::snapshot_every), to [go back](Self::go_back) to. All ranks
@@ -424,7 +528,7 @@ impl Checkpoints {
             let committed = committed();
             return self.append(&committed, |_| true);
         }
-        if ddp.recovery() == Recovery::Live {
+        if ddp.recovery() == Recovery::Live || self.leaves {
             let committed = committed();
             // Rank 0 has taken part in this step, so it has written all steps before it, unless it is a new one.
             let last = self.unwritten.last();

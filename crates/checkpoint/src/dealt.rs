@@ -51,16 +51,16 @@ pub(crate) enum Optimizer {
 /// What a rank has of a file's tensors.
 #[derive(Default)]
 pub(crate) struct Own {
-    told: Told,
-    tensors: HashMap<String, Tensor>,
+    pub(crate) told: Told,
+    pub(crate) tensors: HashMap<String, Tensor>,
 }
 
 /// What rank 0 learns of it. In the optimizer's state parameters are named by their places in the model, because ids differ between
 /// processes.
 #[derive(Default, Serialize, Deserialize)]
-struct Told {
+pub(crate) struct Told {
     /// Of a part, the entry of the whole tensor.
-    entries: Vec<(Entry, Option<Part>)>,
+    pub(crate) entries: Vec<(Entry, Option<Part>)>,
     rest: Vec<u8>,
 }
 

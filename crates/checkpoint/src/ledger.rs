@@ -37,6 +37,7 @@ use std::time::SystemTime;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Ddp;
 use paceline_ddp::sampler::{BatchLayout, StepPlan};
+use serde::{Deserialize, Serialize};
 
 pub use audit::{Attempt, Audit, GivenUp, audit};
 pub use cover::Epoch;
@@ -61,6 +62,8 @@ pub(crate) struct Ledger {
     began: SystemTime,
     /// The last step that a process of this job recorded before this one opened the file; 0 if no process did.
     step: u64,
+    /// The last step that any process recorded.
+    recorded: u64,
     /// Whether a process of this job recorded before this one.
     is_taken_over: bool,
     /// What the last `begin` said; `None` until this process has written one.
@@ -68,7 +71,7 @@ pub(crate) struct Ledger {
 }
 
 /// What all steps after a `begin` have in common.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Terms {
     seed: u64,
     layout: BatchLayout,
@@ -78,7 +81,7 @@ struct Terms {
 }
 
 /// A step that is done, to be recorded.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Committed {
     terms: Terms,
     step: Step,
@@ -136,12 +139,14 @@ impl Committed {
 impl Ledger {
     /// Opens the ledger in `folder` for a process that `began` then, after its last whole record.
     pub(crate) fn open(folder: &Path, began: SystemTime) -> io::Result<Self> {
-        let (lines, last) = Lines::open(&path(folder))?;
+        let (lines, last) = Lines::<Record>::open(&path(folder))?;
+        let recorded = last.as_ref().map_or(0, |entry| entry.record.step());
         // This process became rank 0 while it ran.
         let taken_over = last.filter(|entry| entry.at_ms >= millis(began));
         Ok(Self {
             lines,
             began,
+            recorded,
             is_taken_over: taken_over.is_some(),
             step: taken_over.map_or(0, |entry| entry.record.step()),
             terms: None,
@@ -151,6 +156,11 @@ impl Ledger {
     /// Whether the process that wrote before this one has not recorded this step.
     pub(crate) fn lacks(&self, committed: &Committed) -> bool {
         committed.goes_back || committed.step.step > self.step
+    }
+
+    /// Whether no process has recorded this step, which was done before this one began.
+    pub(crate) fn has_missed(&self, committed: &Committed) -> bool {
+        committed.step.step > self.recorded
     }
 
     /// Appends a step.

@@ -43,6 +43,7 @@ mod error;
 mod files;
 mod folder;
 pub mod ledger;
+mod left;
 mod memory;
 mod optimizer;
 mod record;

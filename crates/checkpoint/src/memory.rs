@@ -141,8 +141,15 @@ impl Copying {
     }
 }
 
-/// Makes sure that this job has `folder` for itself, and that `bytes` more fit there.
+/// Makes sure that this job has `folder` for itself, without anything half-written, and that `bytes` more fit there.
 pub(crate) fn prepare(folder: &Path, bytes: u64) -> io::Result<()> {
+    make(folder)?;
+    folder::remove_leftovers(folder);
+    has_room(folder, bytes)
+}
+
+/// Makes sure that this job has `folder` for itself.
+pub(crate) fn make(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let found = fs::symlink_metadata(folder)?;
@@ -152,7 +159,11 @@ pub(crate) fn prepare(folder: &Path, bytes: u64) -> io::Result<()> {
         }
         made => made?,
     }
-    folder::remove_leftovers(folder);
+    Ok(())
+}
+
+/// *Errors*: `bytes` more do not fit into `folder`.
+pub(crate) fn has_room(folder: &Path, bytes: u64) -> io::Result<()> {
     let space = rustix::fs::statvfs(folder)?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < bytes {

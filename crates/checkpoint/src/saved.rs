@@ -40,6 +40,8 @@ pub struct Saved {
 pub(crate) struct Places<'a> {
     pub(crate) files: &'a Path,
     pub(crate) memory: Option<&'a Path>,
+    /// The one that was just made of what the surviving ranks had left.
+    pub(crate) joined: Option<&'a Path>,
     /// Whether the one in memory has just come from another host's.
     pub(crate) is_brought: bool,
 }
@@ -53,6 +55,8 @@ pub enum Origin {
     Memory,
     /// The memory of another host.
     OtherMemory,
+    /// The memory of the ranks that were left when one was lost, see [`Checkpoints::leave`](crate::Checkpoints::leave).
+    Survivors,
     /// The ranks that went on when this process was lost.
     Peers,
 }
@@ -127,6 +131,7 @@ impl Saved {
         let places = Places {
             files: folder,
             memory: None,
+            joined: None,
             is_brought: false,
         };
         Self::newest(last, &places, group)
@@ -149,13 +154,15 @@ impl Saved {
                 .memory
                 .is_some_and(|folder| found.path.starts_with(folder));
             let read = contents.insert(found.contents);
+            let origin = match is_in_memory {
+                false => Origin::File,
+                true if places.joined == Some(&found.path) => Origin::Survivors,
+                true if places.is_brought => Origin::OtherMemory,
+                true => Origin::Memory,
+            };
             Ok(Some(Told {
                 path: found.path,
-                origin: match (is_in_memory, places.is_brought) {
-                    (false, _) => Origin::File,
-                    (true, false) => Origin::Memory,
-                    (true, true) => Origin::OtherMemory,
-                },
+                origin,
                 state: std::mem::take(&mut read.state),
                 metadata: std::mem::take(&mut read.metadata),
                 schedule: read.schedule.as_ref().map(|schedule| schedule.to_vec()),

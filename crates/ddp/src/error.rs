@@ -9,6 +9,7 @@ use paceline_nn::{BoxError, CapturedTensor};
 use crate::comm_hook::CommHook;
 use crate::pace::Straggler;
 use crate::precision::Precision;
+use crate::recovery::is_loss;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
 #[derive(Clone, thiserror::Error)]
@@ -281,6 +282,11 @@ impl DdpError {
             Self::Along { error, .. } => Some(error),
             _ => None,
         }
+    }
+
+    /// Whether a step failed because other ranks were lost or gave up, so that this rank's state is as good as before the step.
+    pub fn is_loss(&self) -> bool {
+        self.collective().is_some_and(is_loss)
     }
 
     /// Advice, if there is any.

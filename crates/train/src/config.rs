@@ -140,6 +140,12 @@ impl TrainConfig {
         })
     }
 
+    /// Whether the ranks leave their state when one is lost: each replica of the model's parts has all of theirs.
+    pub(crate) fn leaves_state(&self) -> bool {
+        let is_split = self.tp.is_some() || self.pipeline().is_some();
+        is_split && self.zero == Zero::Off && self.recovery == Recovery::Restart
+    }
+
     /// Whether the pipeline is cut by the measured time of the blocks.
     pub(crate) fn measures_blocks(&self) -> bool {
         self.pipeline().is_some() && self.pp_cuts.as_deref() == Some(check::BY_COST)

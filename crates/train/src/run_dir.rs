@@ -149,16 +149,25 @@ enum Lines {
 }
 
 impl Metrics {
-    /// Opens the metrics of the run in `run`, and drops the lines of steps after `resumed_step`, which will run again.
+    /// Opens the metrics of the run in `run`, drops the lines of steps after `resumed_step`, which will run again, and adds those that
+    /// a lost rank 0 has left `unwritten`.
     ///
     /// *Errors*: the system's.
-    pub fn open(run: &Path, resumed_step: Option<u64>) -> Result<Self, TrainError> {
+    pub fn open(
+        run: &Path,
+        resumed_step: Option<u64>,
+        unwritten: &[u8],
+    ) -> Result<Self, TrainError> {
         let path = run.join("metrics.jsonl");
         let file_error = |source| TrainError::file("open metrics", &path)(source);
         let kept = match (resumed_step, File::open(&path)) {
             (Some(step), Ok(file)) => kept_lines(BufReader::new(file), step),
             _ => Vec::new(),
         };
+        let written: Vec<_> = kept.split(|byte| *byte == b'\n').map(key).collect();
+        let unwritten = unwritten.split_inclusive(|byte| *byte == b'\n');
+        let missing: Vec<_> = (unwritten.filter(|line| !written.contains(&key(line)))).collect();
+        let kept = [&kept[..], &missing.concat()].concat();
         replace(&path, &kept).map_err(file_error)?;
         let file = OpenOptions::new()
             .append(true)
@@ -202,16 +211,19 @@ impl Metrics {
         let written = File::open(&self.path).map_err(|source| self.error(source))?;
         let written = kept_lines(BufReader::new(written), step);
         let written: Vec<_> = written.split(|byte| *byte == b'\n').map(key).collect();
-        *self = Self::open(run, Some(step))?;
-        for line in kept.split_inclusive(|byte| *byte == b'\n') {
-            if !written.contains(&key(line)) {
-                self.put(line)?;
-            }
-        }
+        *self = Self::open(run, Some(step), &kept)?;
         let lines = written.into_iter().flatten();
         let of_step = lines.filter(|(kind, at)| kind != "step" && *at == step);
         self.written = of_step.collect();
-        self.flush()
+        Ok(())
+    }
+
+    /// The last lines, on a rank that goes on or leaves its state if rank 0 is lost.
+    pub fn unwritten(&self) -> String {
+        match &self.to {
+            Lines::File(_) => String::new(),
+            Lines::Kept { lines, .. } => String::from_utf8_lossy(lines).into_owned(),
+        }
     }
 
     /// Drops the lines of steps after `step`, which will run again.
@@ -223,7 +235,7 @@ impl Metrics {
             Lines::File(_) => {
                 self.flush()?;
                 let run = self.path.parent().unwrap_or(Path::new("."));
-                *self = Self::open(run, Some(step))?;
+                *self = Self::open(run, Some(step), &[])?;
             }
         }
         Ok(())
@@ -360,7 +372,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("metrics.jsonl");
         fs::write(&path, "{\"step\":1}\n{\"step\":2}\n{\"step\":3}\n{\"st").expect("write");
-        let mut metrics = Metrics::open(folder.path(), Some(2)).expect("open");
+        let mut metrics = Metrics::open(folder.path(), Some(2), &[]).expect("open");
         metrics
             .write(&serde_json::json!({"step": 3, "again": true}))
             .expect("write");
@@ -375,7 +387,7 @@ mod tests {
     fn a_rank_that_takes_over_adds_the_lines_that_the_lost_one_did_not_write() {
         let folder = tempfile::tempdir().expect("a folder");
         let line = |kind: &str, step| serde_json::json!({"kind": kind, "step": step});
-        let mut lost = Metrics::open(folder.path(), None).expect("open");
+        let mut lost = Metrics::open(folder.path(), None, &[]).expect("open");
         let mut understudy = Metrics::understudy(folder.path());
         for record in [line("step", 1), line("step", 2)] {
             lost.write(&record).expect("write");
@@ -414,7 +426,7 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let [step, epoch, next] = [("step", 1), ("epoch", 1), ("step", 2)]
             .map(|(kind, step)| serde_json::json!({"kind": kind, "step": step}));
-        let mut lost = Metrics::open(folder.path(), None).expect("open");
+        let mut lost = Metrics::open(folder.path(), None, &[]).expect("open");
         let mut understudy = Metrics::understudy(folder.path());
         understudy.write(&step).expect("kept");
         for record in [&step, &epoch] {
@@ -439,7 +451,7 @@ mod tests {
     fn a_fresh_run_starts_with_empty_metrics() {
         let folder = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1}\n").expect("write");
-        Metrics::open(folder.path(), None).expect("open");
+        Metrics::open(folder.path(), None, &[]).expect("open");
         assert_eq!(
             fs::read_to_string(folder.path().join("metrics.jsonl")).expect("read"),
             ""

@@ -93,9 +93,14 @@ fn run<T: TrainTask>(
 }
 
 /// The checkpoint that the job goes on from.
-fn newest(config: &TrainConfig, checkpoints: &Checkpoints) -> Result<Option<Saved>, TrainError> {
-    // A new run has none in its folder, but may have been started again before it saved there.
-    let saved = match config.resume || config.memory_checkpoint > 0 {
+fn newest(
+    config: &TrainConfig,
+    checkpoints: &Checkpoints,
+    is_restarted: bool,
+) -> Result<Option<Saved>, TrainError> {
+    // A new run has none in its folder, but its ranks may have been started again: there may be one in memory.
+    let may_be_in_memory = is_restarted || config.memory_checkpoint > 0;
+    let saved = match config.resume || may_be_in_memory {
         true => checkpoints.latest()?,
         false => None,
     };
@@ -133,12 +138,15 @@ fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
 }
 
 /// The trainer's own values in a checkpoint.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Progress {
     /// Sum of losses and number of predictions of the current epoch.
     epoch_sums: [f64; 2],
     #[serde(default)]
     row: Row,
+    /// The last lines of the metrics, in a state that a rank leaves: a lost rank 0 may not have written them.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    unwritten: String,
 }
 
 /// One rank's data for one step: the micro-batches of each of its shards.
@@ -226,6 +234,8 @@ struct Trainer<'a, T: TrainTask> {
     epoch_skipped: u64,
     /// Rank 0 was lost, maybe while it wrote a checkpoint.
     has_to_save: bool,
+    /// Ranks go on, or leave their state, if rank 0 is lost.
+    outlives_rank_0: bool,
 }
 
 /// The state of a trainer that is at this position in the data.
@@ -266,10 +276,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         device.seed(config.seed);
         let net = task.model(config, &device, &layout)?;
-        let checkpoints = open_checkpoints(config, &*task, &group)?;
+        let mut checkpoints = open_checkpoints(config, &*task, &group)?;
         let mut saved = match joins {
             true => None,
-            false => newest(config, &checkpoints)?,
+            false => newest(config, &checkpoints, group.env().restart_count > 0)?,
         };
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
         let mut batches = sharded_batches(config, task.len(Part::Train), position)?;
@@ -308,15 +318,16 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             progress = saved.value()?;
         }
         let console = Console::new(group.rank(), output, total_steps, step);
+        let leaves = config.leaves_state() && checkpoints.leave_after_a_loss(&ddp);
+        let outlives_rank_0 = leaves || config.recovery == Recovery::Live;
+        let unwritten = std::mem::take(&mut progress.unwritten);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(
                 &config.run_dir,
                 saved.as_ref().map(Saved::step),
+                unwritten.as_bytes(),
             )?),
-            _ => {
-                let is_live = config.recovery == Recovery::Live;
-                is_live.then(|| Metrics::understudy(&config.run_dir))
-            }
+            _ => outlives_rank_0.then(|| Metrics::understudy(&config.run_dir)),
         };
         let trainer = Self {
             schedule: Schedule::new(config.lr, config.warmup, total_steps),
@@ -327,6 +338,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_predictions: 0.0,
             epoch_skipped: 0,
             has_to_save: false,
+            outlives_rank_0,
             output,
             config,
             group,
@@ -350,6 +362,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 Origin::Memory => "memory".to_owned(),
                 Origin::OtherMemory => "another host's memory".to_owned(),
                 Origin::Peers => "the other ranks".to_owned(),
+                Origin::Survivors => "the memory of the ranks that were left".to_owned(),
             };
             (saved.step(), origin)
         });
@@ -377,7 +390,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                         shards: shards.clone(),
                         batch,
                     };
-                    self.one_step(&plan, &loaded).map(|()| plan.after)
+                    self.one_step(&plan, &loaded, &position)
+                        .map(|()| plan.after)
                 }
                 None => match self.agreed_hash() {
                     Ok(hash) => {
@@ -438,7 +452,12 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     }
 
     /// Runs one step and the work due after it.
-    fn one_step(&mut self, plan: &StepPlan, loaded: &Loaded<T::Batch>) -> Result<(), TrainError> {
+    fn one_step(
+        &mut self,
+        plan: &StepPlan,
+        loaded: &Loaded<T::Batch>,
+        position: &SamplerState,
+    ) -> Result<(), TrainError> {
         let start = Instant::now();
         let net = self.net.take().expect("the model is always put back");
         #[cfg(test)]
@@ -448,6 +467,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Ok(reduced) => reduced,
             Err(error) => {
                 self.net = Some(net);
+                self.leave(&error, position);
                 return Err(error);
             }
         };
@@ -505,7 +525,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
-            if self.config.recovery == Recovery::Live {
+            if self.outlives_rank_0 {
                 // A rank that is killed writes nothing any more.
                 metrics.flush()?;
             }

@@ -147,9 +147,23 @@ impl Ddp {
     ///
     /// *Errors*: weights that no optimizer has made yet.
     pub fn own_tensors<M: Module>(&self, model: &M) -> Result<Vec<OwnTensor>, DdpError> {
-        self.require_weights()?;
         let is_first_replica = self.group.rank() == 0;
         let is_first = self.model_group().rank() == 0;
+        self.tensors_here(model, is_first_replica, is_first)
+    }
+
+    /// As [`own_tensors`](Self::own_tensors), of all that this rank has of the model, whichever other ranks have it too.
+    pub fn part_tensors<M: Module>(&self, model: &M) -> Result<Vec<OwnTensor>, DdpError> {
+        self.tensors_here(model, true, true)
+    }
+
+    fn tensors_here<M: Module>(
+        &self,
+        model: &M,
+        is_first_replica: bool,
+        is_first: bool,
+    ) -> Result<Vec<OwnTensor>, DdpError> {
+        self.require_weights()?;
         let own = buffer::handles(model).into_iter().filter_map(|handle| {
             let (id, path) = (handle.id, handle.path.clone());
             let sharded = self.sharded.as_deref();

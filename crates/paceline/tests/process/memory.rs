@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, free_port, hash_of, paceline, start,
-    text_folder,
+    LIMIT, PACELINE, Running, checkpoints, command, free_port, hash_of, metrics, paceline, start,
+    steps, text_folder,
 };
 
 /// 40 steps in one epoch, with a file only at its end.
@@ -49,10 +49,15 @@ fn every_layout_goes_on_from_memory_with_the_same_bits() {
         hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1 --tp 2")),
     ];
     for (layout, lost, hash) in [
-        ("--nproc-per-node 3 --zero 3", 1, &whole[0]),
-        ("--nproc-per-node 4 --pp 2 --micro-batches 1", 0, &whole[0]),
-        ("--nproc-per-node 2 --tp 2", 1, &whole[1]),
-        ("--nproc-per-node 2 --recovery restart", 0, &whole[0]),
+        ("--nproc-per-node 3 --zero 3", &[1][..], &whole[0]),
+        // Both replicas of a stage: the others do not have all of the state.
+        (
+            "--nproc-per-node 4 --pp 2 --micro-batches 1",
+            &[0, 2],
+            &whole[0],
+        ),
+        ("--nproc-per-node 2 --tp 2", &[1], &whole[1]),
+        ("--nproc-per-node 2 --recovery restart", &[0], &whole[0]),
     ] {
         let run = tempfile::tempdir_in(&folder).expect("a folder");
         let run = run.path().join("run").display().to_string();
@@ -60,7 +65,12 @@ fn every_layout_goes_on_from_memory_with_the_same_bits() {
         let job = start(folder.path(), &line);
         let copies = has_copy(&job);
         assert!(checkpoints(Path::new(&run)).is_empty(), "{layout}: a file");
-        kill_process(job.rank(lost), Signal::KILL).expect("it runs");
+        let lost: Vec<_> = lost.iter().map(|rank| job.rank(*rank)).collect();
+        for signal in [Signal::STOP, Signal::KILL] {
+            for pid in &lost {
+                kill_process(*pid, signal).expect("it runs");
+            }
+        }
         let ended = job.ended(LIMIT);
         ended.check(0, &["SIGKILL", "restart 1 of 2"]);
         assert_eq!(ended.hash(), hash, "{layout}");
@@ -68,6 +78,46 @@ fn every_layout_goes_on_from_memory_with_the_same_bits() {
         let resumed = resumed.unwrap_or_else(|| panic!("{layout}: {}", ended.out));
         assert!(resumed.ends_with(", from memory"), "{layout}: {resumed}");
         assert!(!copies.exists(), "the job's folder is gone");
+        let told = paceline(folder.path(), &format!("ledger verify {run}"));
+        assert!(told.is_well().out.contains("exactly once"), "{}", told.out);
+    }
+}
+
+#[test]
+fn split_layouts_go_on_from_what_the_surviving_ranks_had_in_memory() {
+    let folder = text_folder();
+    let path = folder.path().join("text.txt");
+    let text = std::fs::read_to_string(&path).expect("a text");
+    std::fs::write(&path, text.repeat(4)).expect("a longer text");
+    let whole = [
+        hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1")),
+        hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1 --tp 2")),
+    ];
+    for (layout, lost, hash) in [
+        ("--pp 2 --micro-batches 1", 0, &whole[0]),
+        ("--tp 2", 3, &whole[1]),
+    ] {
+        let run = tempfile::tempdir_in(&folder).expect("a folder");
+        let run = run.path().join("run").display().to_string();
+        let line = format!("{JOB} --max-restarts 1 --run-dir {run} --nproc-per-node 4 {layout}");
+        let job = start(folder.path(), &line);
+        let path = Path::new(&run).join("metrics.jsonl");
+        let has_lines = || std::fs::metadata(&path).is_ok_and(|file| file.len() > 0);
+        wait_until("a step", has_lines);
+        // The others come to a stand as far as they get without it; they are not told until it is killed.
+        kill_process(job.rank(lost), Signal::STOP).expect("it runs");
+        std::thread::sleep(Duration::from_millis(200));
+        kill_process(job.rank(lost), Signal::KILL).expect("it is there");
+        let ended = job.ended(LIMIT);
+        ended.check(0, &["SIGKILL", "restart 1 of 1"]);
+        assert_eq!(ended.hash(), hash, "{layout}");
+        let resumed = ended.out.lines().find(|line| line.starts_with("resumed"));
+        let resumed = resumed.unwrap_or_else(|| panic!("{layout}: {}", ended.out));
+        let source = ", from the memory of the ranks that were left";
+        assert!(resumed.ends_with(source), "{layout}: {resumed}");
+        let steps = steps(&metrics(Path::new(&run)), "step");
+        let all = 1..=steps.len() as u64;
+        assert_eq!(steps, all.collect::<Vec<_>>(), "{layout}: the metrics");
         let told = paceline(folder.path(), &format!("ledger verify {run}"));
         assert!(told.is_well().out.contains("exactly once"), "{}", told.out);
     }

@@ -70,6 +70,23 @@ impl<T: TrainTask> Trainer<'_, T> {
         Ok(())
     }
 
+    /// After a step that failed: leaves the state before it for the job's next start, if another rank was lost.
+    pub(super) fn leave(&self, error: &TrainError, sampler: &SamplerState) {
+        let TrainError::Ddp(error) = error else {
+            return;
+        };
+        // A pipeline may also fail after the step has counted.
+        if self.ddp.next_step() != self.step {
+            return;
+        }
+        let mut progress = self.progress.clone();
+        if let Some(metrics) = &self.metrics {
+            progress.unwritten = metrics.unwritten();
+        }
+        let state = || checkpoint(&self.net, &self.optimizer, &progress, sampler);
+        self.checkpoints.leave(&self.ddp, error, state);
+    }
+
     /// Goes on with the ranks that are left if some were lost, or with new ones. A new rank 0 takes over the files and the console.
     pub(super) fn follow(&mut self) -> Result<(), TrainError> {
         if self.ddp.group().generation() == self.group.generation() {
