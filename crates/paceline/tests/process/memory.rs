@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
+use tempfile::TempDir;
 
 use super::support::{
     LIMIT, PACELINE, Running, checkpoints, command, free_port, hash_of, metrics, paceline, start,
@@ -21,6 +22,15 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
         assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// 160 steps, so that a rank can be stopped before the file at the end.
+fn long_text_folder() -> TempDir {
+    let folder = text_folder();
+    let path = folder.path().join("text.txt");
+    let text = std::fs::read_to_string(&path).expect("a text");
+    std::fs::write(&path, text.repeat(4)).expect("a longer text");
+    folder
 }
 
 /// Waits for a copy in the folder of this launcher's job, and returns the folder.
@@ -43,7 +53,7 @@ fn has_copy(launcher: &Running) -> PathBuf {
 
 #[test]
 fn every_layout_goes_on_from_memory_with_the_same_bits() {
-    let folder = text_folder();
+    let folder = long_text_folder();
     let whole = [
         hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1")),
         hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1 --tp 2")),
@@ -85,10 +95,7 @@ fn every_layout_goes_on_from_memory_with_the_same_bits() {
 
 #[test]
 fn split_layouts_go_on_from_what_the_surviving_ranks_had_in_memory() {
-    let folder = text_folder();
-    let path = folder.path().join("text.txt");
-    let text = std::fs::read_to_string(&path).expect("a text");
-    std::fs::write(&path, text.repeat(4)).expect("a longer text");
+    let folder = long_text_folder();
     let whole = [
         hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1")),
         hash_of(folder.path(), &format!("{JOB} --nproc-per-node 1 --tp 2")),
