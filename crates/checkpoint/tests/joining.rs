@@ -152,10 +152,12 @@ impl Job<'_> {
         let (mut members, mut invited): (Vec<usize>, Vec<usize>) = ((0..WORLD).collect(), vec![]);
         let (mut waiting, mut started, mut done) = (Vec::new(), 0, Vec::new());
         while done.len() < WORLD {
+            let ended = ends.recv_timeout(Duration::from_millis(1));
+            // After a death, because the dead one may have been in the generation that has begun.
             if page.begun_generation() == page.newest_generation() {
                 members.append(&mut invited);
             }
-            match ends.recv_timeout(Duration::from_millis(1)) {
+            match ended {
                 Ok((_, Some(end))) => done.push(end),
                 Ok((slot, None)) => {
                     page.end_generation(page.newest_generation(), slot);
