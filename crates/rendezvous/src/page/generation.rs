@@ -194,7 +194,12 @@ impl JobPage {
     /// one; nothing if the page is revoked first, or `timeout` is over.
     pub fn wait_invitation(&self, number: u32, timeout: Duration) -> Option<u32> {
         self.wait_for(timeout, || {
-            Some(self.newest_generation()).filter(|newest| *newest > number)
+            let newest = self.newest_generation();
+            // Once another rank has begun the next one, the launcher may invite to the one after it. Read last: that invitation is
+            // written only when the first one has begun.
+            let begun = self.begun_generation();
+            let next = if begun > number { begun } else { newest };
+            Some(next).filter(|next| *next > number)
         })
     }
 
@@ -451,6 +456,20 @@ mod tests {
         page.begin_generation(3);
         let left = of(4, &[1, 2][..]);
         assert_eq!(page.wait_generation(2, Duration::ZERO), Some(left));
+    }
+
+    #[test]
+    fn a_slow_rank_follows_the_invitation_that_the_others_have_followed() {
+        let page = JobPage::private(4).unwrap();
+        page.publish_generation(&[1, 2]);
+        assert_eq!(page.invite_generation(&[1, 2, 3]), 2);
+        let next = || page.wait_invitation(1, Duration::ZERO);
+        assert_eq!(next(), Some(2));
+        page.begin_generation(2);
+        assert_eq!(page.invite_generation(&[1, 2, 3, 0]), 3);
+        assert_eq!(next(), Some(2));
+        let with_one = of(2, &[1, 2, 3]);
+        assert_eq!(page.wait_generation(1, Duration::ZERO), Some(with_one));
     }
 
     #[test]
