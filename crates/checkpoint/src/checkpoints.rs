@@ -411,7 +411,8 @@ impl Checkpoints {
     /// *Cost*: no message: a digest of the state takes the place of the step's fingerprint. One step in so many, three copies of the
     /// state and its SHA-256. *Memory*: one copy of the state, two of them during one step.
     ///
-    /// *Errors*: state that is dealt to the ranks.
+    /// *Errors*: state that is dealt to the ranks; `Snapshots` with an [object store](Self::upload_to), whose copies of undone steps
+    /// would stay.
     pub fn snapshot<'a, M: Module + 'a>(
         &mut self,
         ddp: &mut Ddp,
@@ -419,6 +420,10 @@ impl Checkpoints {
     ) -> Result<(), CheckpointError> {
         if !self.snapshots.is_due(ddp) {
             return Ok(());
+        }
+        if self.remote.is_some() {
+            let place = "an object store";
+            return Err(CheckpointError::Snapshots { place });
         }
         ddp.synchronize()?;
         let kept = self.snapshots.keep(&self.files.folder, ddp, &checkpoint());
@@ -614,12 +619,17 @@ impl Checkpoints {
     ///
     /// *Blocks*: as `save`; a save in the folder and one in memory do not wait for each other.
     ///
-    /// *Errors*: `NoMemory` in a job that Paceline's launcher has not started; a failed device; a type that cannot be saved.
+    /// *Errors*: `NoMemory` in a job that Paceline's launcher has not started; `Snapshots` if [those](Self::snapshot) are taken, because
+    /// going back would leave another host's copy of undone steps; a failed device; a type that cannot be saved.
     pub fn save_in_memory<M: Module>(
         &mut self,
         ddp: &Ddp,
         checkpoint: Checkpoint<'_, M>,
     ) -> Result<(), CheckpointError> {
+        if self.snapshots.are_taken() {
+            let place = "memory";
+            return Err(CheckpointError::Snapshots { place });
+        }
         self.save_in(Medium::Memory, ddp, checkpoint)
     }
 

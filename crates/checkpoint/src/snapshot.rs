@@ -44,9 +44,13 @@ impl Snapshots {
         }
     }
 
+    pub(crate) fn are_taken(&self) -> bool {
+        self.every > 0
+    }
+
     /// Whether one is due before the next step of `ddp`.
     pub(crate) fn is_due(&mut self, ddp: &Ddp) -> bool {
-        if self.every == 0 {
+        if !self.are_taken() {
             return false;
         }
         self.settle(ddp);

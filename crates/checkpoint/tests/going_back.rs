@@ -9,7 +9,7 @@ use std::time::Duration;
 use burn::optim::AdamWConfig;
 use burn::tensor::{Device, TensorData};
 use paceline_checkpoint::ledger::audit;
-use paceline_checkpoint::{Checkpoint, Checkpoints};
+use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints};
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::sampler::BatchOptions;
 use paceline_ddp::{Ddp, DdpOptions, weights};
@@ -217,5 +217,33 @@ fn all_ranks_go_back_from_a_nan_and_on_with_the_next_samples() {
                 "on {world} ranks"
             );
         }
+    }
+}
+
+#[test]
+fn copies_that_would_stay_are_refused() {
+    let folder = tempdir().expect("a folder");
+    let group = ProcessGroup::local(1, &GroupOptions::default()).expect("a local group");
+    let device = Device::flex().autodiff();
+    let net = Net::new(&device, 1.0);
+    let options = DdpOptions::default();
+    let (mut ddp, net) = Ddp::new(group[0].clone(), net, options).expect("one rank");
+    let optimizer = AdamWConfig::new().init();
+    let state = || Checkpoint::new(&net, &optimizer);
+    let refused = |place: &str, outcome: Result<(), CheckpointError>| {
+        let error = outcome.expect_err("copies would stay").to_string();
+        let says = format!("snapshots do not go together with copies in {place}: ");
+        assert!(error.starts_with(&says), "{error}");
+    };
+    let checkpoints = Checkpoints::open(folder.path(), ddp.group()).expect("a folder");
+    let mut checkpoints = checkpoints.snapshot_every(4);
+    refused("memory", checkpoints.save_in_memory(&ddp, state()));
+    checkpoints.snapshot(&mut ddp, state).expect("kept");
+    #[cfg(feature = "object-store")]
+    {
+        let url = format!("file://{}/store", folder.path().display());
+        let checkpoints = checkpoints.snapshot_every(4).upload_to(&url);
+        let mut checkpoints = checkpoints.expect("a URL");
+        refused("an object store", checkpoints.snapshot(&mut ddp, state));
     }
 }
