@@ -123,11 +123,9 @@ fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
         _ => rank,
     });
     match spokesman {
-        // All ranks have this error; otherwise the launcher would report the one that happens to exit first.
-        Some(rank) if rank != group.rank() => {
-            group.blame(rank);
-        }
-        Some(_) => {}
+        // All ranks have this error; otherwise the launcher would report the one that happens to exit first. A rank that blames
+        // itself fails on behalf of all.
+        Some(rank) => group.blame(rank),
         // A failed group keeps its first cause; otherwise the others get ours.
         None => {
             let why = error.to_string();

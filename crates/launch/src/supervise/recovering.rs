@@ -21,11 +21,11 @@ impl Supervisor<'_> {
             return self.end_without(&failure, first);
         }
         let is_new = self.workers.states[failure.local_rank].is_new;
-        // The others end with the same error.
+        // With a common error, the others end too.
+        let ends_alone = !failure.is_common && failure.is_for_good().is_none();
         let is_live = self.job.recovers_live()
             && self.stage == Stage::Running
-            && !failure.is_common
-            && (is_new || failure.is_for_good().is_none())
+            && (is_new || ends_alone)
             && !self.page.is_revoked();
         let recovers = |rank| self.page.slot(rank).recovers();
         let states = &self.workers.states;
