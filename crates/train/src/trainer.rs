@@ -791,9 +791,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             if self.config.recovery != Recovery::Live {
                 break;
             }
+            // Before the others end: they would have to go on if this rank were lost while it saves.
+            let saved = self.checkpoints.wait();
             let told = all_gather(&mut self.ddp, &self.group, &[u8::from(is_told)])?;
             self.follow()?;
             is_told = told[0] == [1];
+            saved?;
+        }
+        if self.config.checkpoint_dir.is_none() {
+            self.group.set_phase(Phase::Finished, 0);
         }
         Ok(End::Finished)
     }
