@@ -27,6 +27,7 @@
 //!      1288  bytes of address  u32                         100  joins       u32  0 no, 1 is ready, 2 has joined
 //!      1292  address of its store, 308 bytes                104  timeout     u32  ms, 0 = none
 //!      1600  another generation, in the same way            108  finishes    u32  0 no, 1 yes
+//!                                                          112  leaves state  u32  0 no, 1 yes
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory

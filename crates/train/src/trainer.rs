@@ -798,9 +798,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             is_told = told[0] == [1];
             saved?;
         }
-        if self.config.checkpoint_dir.is_none() {
-            self.group.set_phase(Phase::Finished, 0);
-        }
         Ok(End::Finished)
     }
 }

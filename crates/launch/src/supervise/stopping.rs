@@ -66,15 +66,19 @@ impl Supervisor<'_> {
 
     /// Whether ranks that are left write their state for the next start.
     fn some_leave_state(&self) -> bool {
-        let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
-        let mut alive = self.workers.alive().map(|(rank, _)| rank);
-        alive.any(|rank| Some(rank) != blamed && self.page.slot(rank).leaves_state())
+        let mut left = self.alive_unblamed();
+        left.any(|rank| self.page.slot(rank).leaves_state())
     }
 
     /// Whether only the blamed rank is left, which reports nothing when it stalls.
     pub(super) fn only_the_blamed_is_alive(&self) -> bool {
+        self.alive_unblamed().next().is_none()
+    }
+
+    fn alive_unblamed(&self) -> impl Iterator<Item = usize> {
         let blamed = self.seen.failure.as_ref().map(|failure| failure.local_rank);
-        self.workers.alive().all(|(rank, _)| Some(rank) == blamed)
+        let alive = self.workers.alive().map(|(rank, _)| rank);
+        alive.filter(move |rank| Some(*rank) != blamed)
     }
 
     pub(super) fn on_signal(&mut self, signal: i32) {

@@ -53,13 +53,18 @@ fn a_node_that_dies_is_left_out_within_its_lease() {
     check(&rules, 2, &[Fault::PowerOff(1)], &[0], ms(4500));
 }
 
-/// Of a job that recovers live: the next round has these nodes, and continues the first or starts all ranks anew.
-fn check_live(faults: &[Fault], members: &[usize], ranks: Option<usize>) {
-    let rules = Rules {
+/// Of a job that recovers live, without restarts.
+fn live_rules() -> Rules {
+    Rules {
         recovers_live: true,
         max_restarts: 0,
         ..rules(1, 3)
-    };
+    }
+}
+
+/// Of a job that recovers live: the next round has these nodes, and continues the first or starts all ranks anew.
+fn check_live(faults: &[Fault], members: &[usize], ranks: Option<usize>) {
+    let rules = live_rules();
     for seed in 0..40 {
         let mut world = running(seed, rules.clone(), 3);
         let before = world.whole_round().expect("checked").0.id;
@@ -97,11 +102,7 @@ fn the_ranks_that_are_left_go_on_after_a_loss() {
 
 #[test]
 fn a_node_whose_ranks_have_failed_does_not_come_back_with_a_newcomer() {
-    let rules = Rules {
-        recovers_live: true,
-        max_restarts: 0,
-        ..rules(1, 3)
-    };
+    let rules = live_rules();
     for seed in 0..40 {
         let mut world = running(seed, rules.clone(), 3);
         let fails = Fault::RankFails {
