@@ -55,7 +55,7 @@ readonly PURE='
     crates/gpu/src/bus.rs crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
     crates/usage/src/report.rs crates/usage/src/report crates/cli/src/compare/figures.rs crates/cli/src/compare/verdict.rs
     crates/cli/src/compare/render.rs crates/cli/src/chaos/plan.rs crates/cli/src/chaos/scene.rs crates/cli/src/chaos/report.rs
-    crates/split/src/pipeline/schedule.rs crates/split/src/pipeline/simulate.rs crates/split/src/pipeline/cut.rs
+    crates/split/src/pipeline/schedule.rs crates/split/src/pipeline/order.rs crates/split/src/pipeline/simulate.rs crates/split/src/pipeline/cut.rs
     crates/train/src/plan.rs crates/train/src/plan
     crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
     crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'

@@ -6,6 +6,7 @@ mod cut;
 mod error;
 mod measure;
 mod model;
+mod order;
 mod run;
 mod schedule;
 mod simulate;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use burn::module::ParamId;
@@ -75,6 +76,8 @@ pub struct Pipeline<const D: usize> {
     /// Values of parameters that other ranks hold, in this step.
     borrowed: HashMap<ParamId, TensorData>,
     work: Work<D>,
+    /// The last shard's number of micro-batches, and its plan: those of most others too.
+    planned: (usize, Rc<[Action]>),
     /// Whether the gradient of a stage's input leaves before those of the stage's weights are computed.
     sends_early: bool,
     record: Record,
@@ -187,6 +190,7 @@ impl<const D: usize> Pipeline<D> {
             device,
             borrowed: HashMap::new(),
             work: Work::default(),
+            planned: (0, Rc::new([])),
             sends_early,
             record: Record::default(),
         };
@@ -266,7 +270,7 @@ impl<const D: usize> Pipeline<D> {
             // Before the first input: its stage waits for that anyway.
             self.share_weights(|| Ok(shard.model()?))?;
         }
-        for (at, action) in plan.into_iter().enumerate() {
+        for (at, &action) in plan.iter().enumerate() {
             let ends_shard = Some(at) == last;
             if action.micro_batch >= count {
                 match action.act {
@@ -277,6 +281,12 @@ impl<const D: usize> Pipeline<D> {
                     _ => {}
                 }
             } else if action.act.is_compute() {
+                let awaited = action.awaited().filter(|it| self.work.asked.remove(it));
+                if let Some(receive) = awaited {
+                    let start = Instant::now();
+                    self.receive(receive)?;
+                    shard.waited_since(start);
+                }
                 let start = Instant::now();
                 self.compute(shard, batches, action, ends_shard)?;
                 let end = Instant::now();
@@ -334,7 +344,7 @@ impl<const D: usize> Pipeline<D> {
                         blocks.start += 1;
                         model.first(input(at))
                     } else {
-                        self.pass_on(action(Act::ReceiveInput))?;
+                        self.receive(action(Act::ReceiveInput))?;
                         let x = self.work.inputs.remove(&(stage, micro_batch));
                         x.expect("it was received").inner()
                     };
@@ -372,9 +382,16 @@ impl<const D: usize> Pipeline<D> {
         }
     }
 
+    fn plan(&mut self, micro_batches: usize) -> Result<Rc<[Action]>, PipelineError> {
+        if self.planned.0 != micro_batches {
+            self.planned = (micro_batches, self.make_plan(micro_batches)?.into());
+        }
+        Ok(self.planned.1.clone())
+    }
+
     /// This rank's plan. A shard may have fewer micro-batches than others at the end of the data; the plan is then one of more
     /// with the surplus left out.
-    fn plan(&self, micro_batches: usize) -> Result<Vec<Action>, PipelineError> {
+    fn make_plan(&self, micro_batches: usize) -> Result<Vec<Action>, PipelineError> {
         if micro_batches == 0 {
             return Ok(Vec::new());
         }

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::PipelineError;
+use super::order::in_one_order;
 
 /// The order in which the ranks of a pipeline work on micro-batches.
 ///
@@ -86,15 +87,15 @@ impl FromStr for Schedule {
 }
 
 /// What a rank does with one micro-batch at one stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Act {
-    /// Waits for the stage's input.
+    /// Asks for the stage's input. The forward pass waits for it.
     ReceiveInput,
     /// The forward pass.
     Forward,
     /// Sends the stage's output.
     SendOutput,
-    /// Waits for the gradient of the stage's output.
+    /// Asks for the gradient of the stage's output. The backward pass waits for it.
     ReceiveGradient,
     /// The whole backward pass.
     Backward,
@@ -116,7 +117,7 @@ impl Act {
 }
 
 /// One step of a rank's plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Action {
     /// What is done.
     pub act: Act,
@@ -124,6 +125,29 @@ pub struct Action {
     pub stage: usize,
     /// The micro-batch.
     pub micro_batch: usize,
+}
+
+impl Action {
+    /// The name of a message at both its ends: its receive. `None` for computing.
+    pub fn message(self) -> Option<Self> {
+        let (act, stage) = match self.act {
+            Act::SendOutput => (Act::ReceiveInput, self.stage + 1),
+            Act::SendGradient => (Act::ReceiveGradient, self.stage - 1),
+            Act::ReceiveInput | Act::ReceiveGradient => (self.act, self.stage),
+            _ => return None,
+        };
+        Some(Self { act, stage, ..self })
+    }
+
+    /// The receive that a pass waits for, if another stage sends something.
+    pub fn awaited(self) -> Option<Self> {
+        let act = match self.act {
+            Act::Forward => Act::ReceiveInput,
+            Act::Backward | Act::BackwardInput => Act::ReceiveGradient,
+            _ => return None,
+        };
+        Some(Self { act, ..self })
+    }
 }
 
 /// The size of a pipeline.
@@ -153,12 +177,18 @@ impl PipelineSize {
         (rank..self.stages()).step_by(self.ranks)
     }
 
-    /// What each rank does, in its order. A send never waits, a receive waits for the send.
+    /// What each rank does, in its order. All ranks have their messages in one order: a send right after its pass, and a receive
+    /// possibly before passes that do not wait for it. So no rank needs room for a message that it has not asked for.
     ///
     /// *Errors*: no ranks, micro-batches or chunks; several chunks in a schedule that has one; a number of micro-batches that
     /// [`Schedule::Interleaved`] cannot deal to the ranks.
     pub fn plan(&self, schedule: Schedule) -> Result<Vec<Vec<Action>>, PipelineError> {
         self.check(schedule)?;
+        in_one_order(self.as_needed(schedule))
+    }
+
+    /// The same with each receive right before the pass that waits for it.
+    pub(super) fn as_needed(&self, schedule: Schedule) -> Vec<Vec<Action>> {
         let compute = |rank| match schedule {
             Schedule::GPipe => self.in_turns(rank, self.micro_batches),
             Schedule::OneForwardOneBackward => self.in_turns(rank, self.ranks - rank - 1),
@@ -166,9 +196,9 @@ impl PipelineSize {
             Schedule::ZeroBubbleH1 => self.zero_bubble(rank),
         };
         let ranks = 0..self.ranks;
-        Ok(ranks
+        ranks
             .map(|rank| self.with_messages(compute(rank)))
-            .collect())
+            .collect()
     }
 
     /// Whether there is a plan.

@@ -1,6 +1,6 @@
 //! A pipeline's plan played through with given costs: how long each rank waits and what it keeps. Pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::PipelineError;
 use super::schedule::{Act, Action};
@@ -63,7 +63,7 @@ pub fn in_flight(plan: &[Action], kept: impl Fn(&Action) -> f64) -> f64 {
     most
 }
 
-/// Plays `plan`, one list of actions for each rank, if computing takes `cost` and a message `latency`.
+/// Plays `plan`, one list of actions for each rank, if computing takes `cost` and a message `latency`. A send never waits.
 ///
 /// *Errors*: ranks that wait for each other, or for something that is never sent.
 pub fn simulate(
@@ -71,38 +71,42 @@ pub fn simulate(
     cost: impl Fn(&Action) -> f64,
     latency: f64,
 ) -> Result<Trace, PipelineError> {
-    let mut sent: HashMap<(Act, usize, usize), f64> = HashMap::new();
+    Ok(play(plan, cost, latency)?.0)
+}
+
+/// The same with the moment at which each message has come.
+pub(super) fn play(
+    plan: &[Vec<Action>],
+    cost: impl Fn(&Action) -> f64,
+    latency: f64,
+) -> Result<(Trace, HashMap<Action, f64>), PipelineError> {
+    let mut come: HashMap<Action, f64> = HashMap::new();
+    let mut asked: HashSet<Action> = HashSet::new();
     let mut next = vec![0; plan.len()];
     let mut now = vec![0.0_f64; plan.len()];
     let mut trace = Trace {
         ranks: vec![Vec::new(); plan.len()],
     };
+    let awaited =
+        |action: &Action, asked: &HashSet<Action>| action.awaited().filter(|it| asked.contains(it));
     loop {
         let mut has_moved = false;
         for (rank, actions) in plan.iter().enumerate() {
             while let Some(action) = actions.get(next[rank]) {
-                let (stage, micro_batch) = (action.stage, action.micro_batch);
-                // A message is named by the stage that it goes to.
                 match action.act {
-                    Act::SendOutput => {
-                        sent.insert(
-                            (Act::ReceiveInput, stage + 1, micro_batch),
-                            now[rank] + latency,
-                        );
-                    }
-                    Act::SendGradient => {
-                        sent.insert(
-                            (Act::ReceiveGradient, stage - 1, micro_batch),
-                            now[rank] + latency,
-                        );
+                    Act::SendOutput | Act::SendGradient => {
+                        come.extend(action.message().map(|sent| (sent, now[rank] + latency)));
                     }
                     Act::ReceiveInput | Act::ReceiveGradient => {
-                        let Some(at) = sent.remove(&(action.act, stage, micro_batch)) else {
-                            break;
-                        };
-                        now[rank] = now[rank].max(at);
+                        asked.insert(*action);
                     }
                     _ => {
+                        if let Some(receive) = awaited(action, &asked) {
+                            let Some(at) = come.get(&receive) else {
+                                break;
+                            };
+                            now[rank] = now[rank].max(*at);
+                        }
                         let start = now[rank];
                         now[rank] += cost(action);
                         trace.ranks[rank].push(Interval {
@@ -120,13 +124,13 @@ pub fn simulate(
             break;
         }
     }
-    let stuck = (0..plan.len()).find(|rank| next[*rank] < plan[*rank].len());
+    let stuck = (0..plan.len()).find_map(|rank| Some((rank, plan[rank].get(next[rank])?)));
     match stuck {
-        Some(rank) => Err(PipelineError::Stuck {
+        Some((rank, pass)) => Err(PipelineError::Stuck {
             rank,
-            action: plan[rank][next[rank]],
+            action: awaited(pass, &asked).unwrap_or(*pass),
         }),
-        None => Ok(trace),
+        None => Ok((trace, come)),
     }
 }
 
@@ -139,7 +143,7 @@ pub fn unit_cost(action: &Action) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::schedule::{PipelineSize, Schedule};
     use super::*;
 
@@ -157,7 +161,8 @@ mod tests {
         all.filter(move |size| size.check(schedule).is_ok())
     }
 
-    fn every_plan() -> impl Iterator<Item = (Schedule, PipelineSize, Vec<Vec<Action>>)> {
+    pub(in super::super) fn every_plan()
+    -> impl Iterator<Item = (Schedule, PipelineSize, Vec<Vec<Action>>)> {
         Schedule::NAMES.into_iter().flat_map(|(_, schedule)| {
             sizes(schedule).map(move |size| (schedule, size, size.plan(schedule).expect("checked")))
         })
@@ -248,12 +253,11 @@ mod tests {
         };
         let mut plan = size.plan(Schedule::GPipe).expect("it can be planned");
         // Rank 0 waits for the first gradient before it sends the second input, and rank 1 for both inputs.
-        let at = plan[0]
-            .iter()
-            .position(|action| action.act == Act::ReceiveGradient)
-            .expect("there is one");
-        let receive = plan[0].remove(at);
-        plan[0].insert(2, receive);
+        let is_first = |action: &Action| action.act == Act::Backward && action.micro_batch == 0;
+        let at = plan[0].iter().position(is_first).expect("there is one");
+        let [receive, backward] = [plan[0].remove(at - 1), plan[0].remove(at - 1)];
+        assert_eq!(Some(receive), backward.awaited());
+        plan[0].splice(2..2, [receive, backward]);
         let error = simulate(&plan, unit_cost, 0.0).unwrap_err().to_string();
         assert_eq!(
             error,

@@ -8,10 +8,9 @@ use super::super::schedule::{Act, Action};
 use super::super::tied::Lent;
 use super::super::wire::{Address, Content};
 use super::Pipeline;
-use super::passes::Output;
 
 impl<const D: usize> Pipeline<D> {
-    /// Sends or receives.
+    /// Sends, or notes what a pass is going to wait for: messages that were not asked for have room on the host.
     pub(super) fn pass_on(&mut self, action: Action) -> Result<(), PipelineError> {
         let Action {
             act,
@@ -19,47 +18,57 @@ impl<const D: usize> Pipeline<D> {
             micro_batch: number,
         } = action;
         let key = (stage, number);
-        let to = |content, stage| Address {
-            content,
-            stage,
-            number,
-        };
         match act {
-            Act::ReceiveInput => {
-                let from = self.rank_of(stage - 1);
-                let data = self
-                    .wire
-                    .receive_described(D, from, to(Content::Input, stage))?;
-                self.work.inputs.insert(key, self.wire.tensor(data));
+            Act::ReceiveInput | Act::ReceiveGradient => {
+                self.work.asked.insert(action);
             }
             Act::SendOutput => {
-                let Output::Hidden(output) = &self.work.live[&key].output else {
-                    unreachable!("the last stage sends no output");
-                };
-                let output = output.clone().inner();
+                let output = self.work.live[&key].output.hidden().clone().inner();
                 self.send_output(stage, number, output)?;
-            }
-            Act::ReceiveGradient => {
-                let Output::Hidden(output) = &self.work.live[&key].output else {
-                    unreachable!("the last stage gets no gradient");
-                };
-                let (shape, dtype) = (output.dims(), output.dtype());
-                let from = self.rank_of(stage + 1);
-                let data = self
-                    .wire
-                    .receive(&shape, dtype, from, to(Content::Gradient, stage))?;
-                let gradient = self.wire.tensor::<D>(data).inner();
-                self.work.gradients.insert(key, gradient);
             }
             Act::SendGradient => {
                 let gradient = self.work.input_gradients.remove(&key);
                 let gradient = gradient.expect("a backward pass comes before").into_data();
-                let address = to(Content::Gradient, stage - 1);
+                let address = Address {
+                    content: Content::Gradient,
+                    stage: stage - 1,
+                    number,
+                };
                 self.wire
                     .send(&gradient, self.rank_of(stage - 1), address)?;
                 self.return_borrowed(stage, key)?;
             }
             _ => unreachable!("computing is no message"),
+        }
+        Ok(())
+    }
+
+    /// Waits for a stage's input or the gradient of its output.
+    pub(super) fn receive(&mut self, receive: Action) -> Result<(), PipelineError> {
+        let Action {
+            act,
+            stage,
+            micro_batch: number,
+        } = receive;
+        let key = (stage, number);
+        let to = |content| Address {
+            content,
+            stage,
+            number,
+        };
+        if act == Act::ReceiveInput {
+            let from = self.rank_of(stage - 1);
+            let data = self.wire.receive_described(D, from, to(Content::Input))?;
+            self.work.inputs.insert(key, self.wire.tensor(data));
+        } else {
+            let output = self.work.live[&key].output.hidden();
+            let (shape, dtype) = (output.dims(), output.dtype());
+            let from = self.rank_of(stage + 1);
+            let data = self
+                .wire
+                .receive(&shape, dtype, from, to(Content::Gradient))?;
+            let gradient = self.wire.tensor::<D>(data).inner();
+            self.work.gradients.insert(key, gradient);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The forward and backward passes of a stage.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn::tensor::{Gradients, Tensor};
 use paceline_ddp::{BackwardPart, ShardStep};
@@ -17,6 +17,8 @@ use super::{MicroBatches, Pipeline};
 /// What has come in or been computed and is needed later, by stage and micro-batch.
 #[derive(Default)]
 pub(super) struct Work<const D: usize> {
+    /// Messages that the plan has asked for and no pass has waited for.
+    pub(super) asked: HashSet<Action>,
     pub(super) inputs: HashMap<(usize, usize), Tensor<D>>,
     pub(super) live: HashMap<(usize, usize), Live<D>>,
     /// Of a stage's output.
@@ -52,6 +54,16 @@ pub(super) struct Returned {
 pub(super) enum Output<const D: usize> {
     Hidden(Tensor<D>),
     Loss(Tensor<1>),
+}
+
+impl<const D: usize> Output<D> {
+    /// Of a stage before the last.
+    pub(super) fn hidden(&self) -> &Tensor<D> {
+        match self {
+            Self::Hidden(output) => output,
+            Self::Loss(_) => unreachable!("the last stage's output goes nowhere"),
+        }
+    }
 }
 
 impl<const D: usize> Pipeline<D> {
