@@ -19,4 +19,4 @@ pub use measure::measure;
 pub use model::Sequential;
 pub use run::{Busy, MicroBatches, Pipeline, PipelineOptions};
 pub use schedule::{Act, Action, PipelineSize, Schedule, ScheduleParseError};
-pub use simulate::{Interval, Trace, in_flight, simulate, unit_cost};
+pub use simulate::{Interval, Trace, in_flight, simulate, unit_cost, whole_cost};

@@ -53,7 +53,9 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
         let picture = folder.path().join(run).join("pipeline.svg");
         let picture = std::fs::read_to_string(picture).expect("a picture");
         assert!(picture.contains("rank 1: idle "), "{picture}");
-        assert!(picture.contains("backward: weights"), "{picture}");
+        // The head alone leaves no gradients for later.
+        let has_weights = picture.contains("backward: weights");
+        assert_eq!(has_weights, run == "zero-bubble", "{picture}");
     }
 }
 

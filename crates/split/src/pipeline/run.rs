@@ -15,7 +15,7 @@ use paceline_nn::Pass;
 use super::error::PipelineError;
 use super::model::{Holdings, Placed, Sequential, Whole};
 use super::schedule::{Act, Action, PipelineSize, Schedule};
-use super::simulate::{Trace, simulate, unit_cost};
+use super::simulate::{Trace, simulate, unit_cost, whole_cost};
 use super::tied;
 use super::wire::{Address, Wire};
 use crate::tensor::TensorPlacement;
@@ -89,6 +89,20 @@ struct Record {
     /// The last step's.
     intervals: Vec<(Action, Instant, Instant)>,
     busy: Busy,
+    /// Stages of this rank that have computed gradients of weights apart from those of inputs.
+    split: HashSet<usize>,
+}
+
+impl Record {
+    fn add(&mut self, action: Action, start: Instant) {
+        let end = Instant::now();
+        self.intervals.push((action, start, end));
+        self.busy.computed += end - start;
+        if action.act == Act::BackwardWeight {
+            self.busy.weights += end - start;
+            self.split.insert(action.stage);
+        }
+    }
 }
 
 /// What a rank did with the time of its steps.
@@ -207,14 +221,28 @@ impl<const D: usize> Pipeline<D> {
         &self.cuts
     }
 
-    /// A step that would take `micro_batches` through the pipeline if all stages took the same time.
+    /// A step that would take `micro_batches` through the pipeline if all stages took the same time. Stages that have computed no
+    /// gradients of weights apart from those of inputs so far, because they have no [`linear`](paceline_nn::linear) layers that can, send
+    /// theirs after the whole backward pass.
+    ///
+    /// *Blocks*: until all ranks of the pipeline have come.
     pub fn ideal(&self, micro_batches: usize) -> Result<Trace, PipelineError> {
         let size = self.options.size(micro_batches);
         let plan = size.plan(self.options.schedule)?;
-        simulate(&plan, unit_cost, 0.0)
+        let own: Vec<u8> = (0..size.stages())
+            .map(|stage| self.record.split.contains(&stage).into())
+            .collect();
+        let all = self.mesh.group("pp")?.all_gather_bytes(&own)?;
+        let is_split = |stage: usize| all[size.rank_of(stage)].get(stage) == Some(&1);
+        let cost = |action: &Action| match is_split(action.stage) {
+            true => unit_cost(action),
+            false => whole_cost(action),
+        };
+        simulate(&plan, cost, 0.0)
     }
 
-    /// What this rank computed in the last step, and when.
+    /// What this rank computed in the last step, and when. A [`BackwardWeight`](Act::BackwardWeight) for which the backward pass left
+    /// nothing is not in it.
     pub fn intervals(&self) -> &[(Action, Instant, Instant)] {
         &self.record.intervals
     }
@@ -288,12 +316,8 @@ impl<const D: usize> Pipeline<D> {
                     shard.waited_since(start);
                 }
                 let start = Instant::now();
-                self.compute(shard, batches, action, ends_shard)?;
-                let end = Instant::now();
-                self.record.intervals.push((action, start, end));
-                self.record.busy.computed += end - start;
-                if action.act == Act::BackwardWeight {
-                    self.record.busy.weights += end - start;
+                if self.compute(shard, batches, action, ends_shard)? {
+                    self.record.add(action, start);
                 }
             } else {
                 let start = Instant::now();

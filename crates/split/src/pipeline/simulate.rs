@@ -142,6 +142,15 @@ pub fn unit_cost(action: &Action) -> f64 {
     }
 }
 
+/// The same of stages that compute all gradients before that of their input leaves.
+pub fn whole_cost(action: &Action) -> f64 {
+    match action.act {
+        Act::BackwardInput => 2.0,
+        Act::BackwardWeight => 0.0,
+        _ => unit_cost(action),
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::schedule::{PipelineSize, Schedule};
@@ -215,6 +224,19 @@ pub(super) mod tests {
                 (trace.bubble() - expect).abs() < 1e-9,
                 "{schedule} {size:?}: {} is not {expect}",
                 trace.bubble()
+            );
+        }
+    }
+
+    #[test]
+    fn without_earlier_gradients_bubbles_are_those_of_whole_backward_passes() {
+        for (schedule, size, plan) in every_plan() {
+            let bubble = simulate(&plan, whole_cost, 0.0).expect("it ends").bubble();
+            let [p, m, c] = [size.ranks, size.micro_batches, size.chunks].map(|n| n as f64);
+            let expect = (p - 1.0) / (c * m + p - 1.0);
+            assert!(
+                (bubble - expect).abs() < 1e-9,
+                "{schedule} {size:?}: {bubble} is not {expect}"
             );
         }
     }

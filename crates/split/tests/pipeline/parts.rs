@@ -96,7 +96,24 @@ fn alone(cut: Cut, options: &DdpOptions) -> Outcome {
     .remove(0)
 }
 
+type Made = (Pipeline<3>, Ddp, ParallelGpt);
+
 /// A mesh of `dp` by `pp` by so many ranks for the parts.
+fn pipeline(
+    world: &ProcessGroup,
+    along_tp: usize,
+    cut: Cut,
+    layout: PipelineOptions,
+    options: &DdpOptions,
+) -> Result<(Made, TensorParallel), PipelineError> {
+    let dp = world.world() / layout.ranks / along_tp;
+    let mesh = DeviceMesh::new(world, &[("dp", dp), ("pp", layout.ranks), ("tp", along_tp)])?;
+    let tp = cut.on(mesh.group("tp")?);
+    let net = ParallelGpt::from_gpt(gpt(), &tp).expect("a model");
+    let made = Pipeline::on(mesh, net, layout, options.clone())?;
+    Ok((made, tp))
+}
+
 fn train(
     world: &ProcessGroup,
     along_tp: usize,
@@ -105,11 +122,7 @@ fn train(
     options: &DdpOptions,
     ends: Ends,
 ) -> Result<Outcome, PipelineError> {
-    let dp = world.world() / layout.ranks / along_tp;
-    let mesh = DeviceMesh::new(world, &[("dp", dp), ("pp", layout.ranks), ("tp", along_tp)])?;
-    let tp = cut.on(mesh.group("tp")?);
-    let net = ParallelGpt::from_gpt(gpt(), &tp).expect("a model");
-    let made = Pipeline::on(mesh, net, layout, options.clone())?;
+    let (made, tp) = pipeline(world, along_tp, cut, layout, options)?;
     steps_in_pipeline(made, cut.zero, |step, shard| Cuts {
         data: data(step, shard, options),
         tp: tp.clone(),
@@ -147,12 +160,7 @@ fn every_schedule_with_parts_on_one_or_two_ranks_of_a_stage() {
     for is_sequence in [false, true] {
         let cut = Cut { is_sequence, ..TWO };
         let expect = alone(cut, &options);
-        for (schedule, chunks) in [
-            (GPipe, 1),
-            (OneForwardOneBackward, 1),
-            (Interleaved, 2),
-            (ZeroBubbleH1, 1),
-        ] {
+        for (schedule, chunks) in SCHEDULES {
             let layout = layout(2, schedule, chunks);
             check(2, 1, cut, &layout, &options, &expect);
             check(4, 2, cut, &layout, &options, &expect);
@@ -266,5 +274,29 @@ fn parts_on_other_ranks_than_the_meshs_are_refused() {
     for error in errors {
         let expect = "pipeline: the model has parts on 2 ranks, but the mesh has 1 along tp";
         assert_eq!(error.to_string(), expect);
+    }
+}
+
+#[test]
+fn the_best_idle_share_of_parts_is_that_of_whole_backward_passes() {
+    let options = options(1, 4);
+    for (schedule, chunks) in SCHEDULES {
+        for (world, along_tp) in [(2, 1), (4, 2)] {
+            let idle = ranks(world, |group| {
+                let layout = layout(2, schedule, chunks);
+                let made = pipeline(&group, along_tp, TWO, layout, &options);
+                let (made, tp) = made.expect("a pipeline");
+                let of_shard = |shard| Cuts {
+                    data: data(0, shard, &options),
+                    tp: tp.clone(),
+                    ends: Ends::Never,
+                };
+                idle_at_best(made, of_shard, 4)
+            });
+            for idle in idle {
+                let expect = whole_passes(2, 4, chunks);
+                assert!((idle - expect).abs() < 1e-9, "{schedule}: {idle}");
+            }
+        }
     }
 }

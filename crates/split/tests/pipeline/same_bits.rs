@@ -4,7 +4,7 @@ use paceline_ddp::{Ddp, DdpOptions, Precision};
 use paceline_nn::Recompute;
 use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
-use paceline_split::pipeline::{Pipeline, PipelineOptions, Schedule};
+use paceline_split::pipeline::{Pipeline, PipelineOptions};
 
 use crate::support::*;
 
@@ -16,13 +16,6 @@ fn check(world: usize, layout: &PipelineOptions, options: &DdpOptions, expect: &
         assert_eq!(outcome, expect, "{world} ranks, {layout:?}");
     }
 }
-
-const SCHEDULES: [(Schedule, usize); 4] = [
-    (GPipe, 1),
-    (OneForwardOneBackward, 1),
-    (Interleaved, 2),
-    (ZeroBubbleH1, 1),
-];
 
 #[test]
 fn every_schedule_on_2_and_4_ranks() {
@@ -99,6 +92,25 @@ fn frozen_blocks_and_a_frozen_first_stage() {
         });
         for outcome in outcomes {
             assert_eq!(outcome, expect[0], "{layout:?}, {frozen} blocks");
+        }
+    }
+}
+
+#[test]
+fn the_best_idle_share_is_that_of_gradients_that_leave_early() {
+    let options = options(1, 4);
+    for ((schedule, chunks), expect) in
+        SCHEDULES
+            .into_iter()
+            .zip([2.0 / 14.0, 2.0 / 14.0, 2.0 / 26.0, 1.0 / 13.0])
+    {
+        let idle = ranks(2, |group| {
+            let layout = layout(2, schedule, chunks);
+            let made = Pipeline::new(&group, gpt(), layout, options.clone()).expect("a pipeline");
+            idle_at_best(made, |shard| data(0, shard, &options), 4)
+        });
+        for idle in idle {
+            assert!((idle - expect).abs() < 1e-9, "{schedule}: {idle}");
         }
     }
 }

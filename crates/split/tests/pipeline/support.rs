@@ -26,6 +26,14 @@ pub(crate) const CONFIG: GptConfig = GptConfig {
 };
 pub(crate) const STEPS: usize = 3;
 
+/// Each schedule, with stages for each rank.
+pub(crate) const SCHEDULES: [(Schedule, usize); 4] = [
+    (Schedule::GPipe, 1),
+    (Schedule::OneForwardOneBackward, 1),
+    (Schedule::Interleaved, 2),
+    (Schedule::ZeroBubbleH1, 1),
+];
+
 pub(crate) fn device() -> Device {
     Device::flex().autodiff()
 }
@@ -266,4 +274,23 @@ pub(crate) fn steps_in_pipeline<M: Sequential<3>, B: MicroBatches<M::Input, M::O
         };
     }
     Ok((ddp.sha256(&net)?, steps))
+}
+
+/// The idle share that a pipeline calls the best, after a step.
+pub(crate) fn idle_at_best<M: Sequential<3>, B: MicroBatches<M::Input, M::Output>>(
+    (mut pipeline, mut ddp, net): (Pipeline<3>, Ddp, M),
+    data: impl Fn(usize) -> B,
+    micro_batches: usize,
+) -> f64 {
+    let reduced = pipeline.step(&mut ddp, &net, |pipeline, shard| {
+        let data = data(shard.shard());
+        pipeline.shard(shard, &data).map(drop)
+    });
+    reduced.expect("a step");
+    pipeline.ideal(micro_batches).expect("a plan").bubble()
+}
+
+/// That of gradients that leave after whole backward passes, under every schedule.
+pub(crate) fn whole_passes(ranks: usize, micro_batches: usize, chunks: usize) -> f64 {
+    (ranks - 1) as f64 / (chunks * micro_batches + ranks - 1) as f64
 }

@@ -6,7 +6,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage};
 use paceline_nn::gpt::Gpt;
 use paceline_split::pipeline::Schedule::*;
-use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions, Schedule};
+use paceline_split::pipeline::{MicroBatches, Pipeline, PipelineError, PipelineOptions};
 
 use crate::failures::losing_the_last;
 use crate::support::*;
@@ -15,12 +15,6 @@ const STAGES: [ZeroStage; 3] = [
     ZeroStage::Optimizer,
     ZeroStage::Gradients,
     ZeroStage::Parameters,
-];
-const SCHEDULES: [(Schedule, usize); 4] = [
-    (GPipe, 1),
-    (OneForwardOneBackward, 1),
-    (Interleaved, 2),
-    (ZeroBubbleH1, 1),
 ];
 
 fn check(
@@ -162,6 +156,26 @@ fn a_lost_rank_ends_the_gathers_of_its_replica_and_its_neighbours() {
         for (rank, error) in errors[..3].iter().enumerate() {
             let is_named = error.contains("rank 3 of the job: rank ");
             assert!(is_named, "{schedule}, rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
+fn the_best_idle_share_of_gathered_blocks_is_that_of_whole_backward_passes() {
+    let options = options(2, 4);
+    for (schedule, chunks) in SCHEDULES {
+        let idle = ranks(4, |group| {
+            let layout = layout(2, schedule, chunks);
+            let made = Pipeline::new(&group, gpt(), layout, options.clone());
+            let (pipeline, mut ddp, net) = made.expect("a pipeline");
+            let (optimizer, stage) = (AdamWConfig::new().init(), ZeroStage::Parameters);
+            let made = ZeroRedundancyOptimizer::at_stage(&mut ddp, net, optimizer, stage);
+            let (_optimizer, net) = made.expect("it is dealt");
+            idle_at_best((pipeline, ddp, net), |shard| data(0, shard, &options), 4)
+        });
+        for idle in idle {
+            let expect = whole_passes(2, 4, chunks);
+            assert!((idle - expect).abs() < 1e-9, "{schedule}: {idle}");
         }
     }
 }

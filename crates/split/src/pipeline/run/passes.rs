@@ -67,13 +67,14 @@ impl<const D: usize> Output<D> {
 }
 
 impl<const D: usize> Pipeline<D> {
+    /// Returns whether there was anything to compute.
     pub(super) fn compute<M: Sequential<D>>(
         &mut self,
         shard: &mut ShardStep<'_, M>,
         batches: &impl MicroBatches<M::Input, M::Output>,
         action: Action,
         ends_shard: bool,
-    ) -> Result<(), PipelineError> {
+    ) -> Result<bool, PipelineError> {
         let Action {
             act,
             stage,
@@ -90,11 +91,11 @@ impl<const D: usize> Pipeline<D> {
                     self.work.losses.push((micro_batch, loss.clone().inner()));
                 }
                 self.work.live.insert(key, live);
-                Ok(())
             }
-            Act::BackwardWeight => self.backward_weight(shard, batches, action),
-            _ => self.backward(shard, batches, action, ends_shard),
+            Act::BackwardWeight => return self.backward_weight(shard, batches, action),
+            _ => self.backward(shard, batches, action, ends_shard)?,
         }
+        Ok(true)
     }
 
     fn forward<M: Sequential<D>>(
@@ -245,7 +246,7 @@ impl<const D: usize> Pipeline<D> {
         shard: &mut ShardStep<'_, M>,
         batches: &impl MicroBatches<M::Input, M::Output>,
         action: Action,
-    ) -> Result<(), PipelineError> {
+    ) -> Result<bool, PipelineError> {
         let Action {
             stage, micro_batch, ..
         } = action;
@@ -259,6 +260,8 @@ impl<const D: usize> Pipeline<D> {
             runs_blocks: false,
             ends_shard: false,
         };
-        Ok(shard.backward_part(part, || drop(later.backward()))?)
+        let mut was_left = false;
+        shard.backward_part(part, || was_left = later.backward().is_some())?;
+        Ok(was_left)
     }
 }
