@@ -153,7 +153,7 @@ impl CommHook {
                                 localsgd:PERIOD[:START] or diloco:PERIOD[:START:LR:MOMENTUM]";
 
     /// Whether the gradients of each shard are compressed by themselves.
-    pub(crate) fn is_per_shard(self) -> bool {
+    pub fn is_per_shard(self) -> bool {
         !matches!(self, Self::None | Self::Bf16Compress | Self::Fp16Compress)
     }
 

@@ -24,7 +24,6 @@
 //! # Ok::<(), paceline_doctor::DoctorError>(())
 //! ```
 
-mod cgroup;
 mod error;
 mod finding;
 pub mod flight;

@@ -70,12 +70,18 @@ pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options, notes: &mut N
     });
     leftovers::judge(jobs.as_deref(), notes);
 
-    let group = memory.group.map(|(most, _)| most);
+    let group = memory.machine.group.map(|(most, _)| most);
     Summary {
         kernel: kernel.release,
         arch: kernel.arch,
         cores: cpu.usable(),
-        memory_bytes: memory.total.into_iter().chain(group).min().unwrap_or(0),
+        memory_bytes: memory
+            .machine
+            .total
+            .into_iter()
+            .chain(group)
+            .min()
+            .unwrap_or(0),
         files: limits.files[0].unwrap_or(u64::MAX),
         addrs: network.candidates(),
         firewall: network.firewall,

@@ -10,14 +10,18 @@
 //! - [`sampler`]: asks the driver for that, again and again.
 //! - [`topology`]: how devices are wired, as matrices and a tree.
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
+//! - [`cgroup`]: the limits of containers and batch systems.
+//! - [`memory`]: how much memory the machine and the container have left.
 //! - [`lang`]: the languages of reports.
 //! - [`columns`]: columns for people to read.
 
 pub mod bus;
+pub mod cgroup;
 pub mod columns;
 pub mod devices;
 pub mod host;
 pub mod lang;
+pub mod memory;
 mod nvml;
 pub mod places;
 pub mod process;

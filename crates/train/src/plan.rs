@@ -21,6 +21,7 @@ pub use choose::{Plan, Row};
 pub use cost::{Cost, Seconds};
 pub use memory::Memory;
 pub use model::{Depth, ModelCosts, PartCosts, Shape, Way};
+pub(crate) use stages::MICRO_BATCHES_PER_STAGE;
 
 /// Bytes of a trained value.
 const VALUE_BYTES: f64 = 4.0;
@@ -103,6 +104,8 @@ pub struct Workload {
     pub accumulate: usize,
     /// Bytes of a gradient bucket.
     pub bucket: f64,
+    /// Whether gradients travel in half the bytes, and take as much memory again for it.
+    pub halves_gradients: bool,
 }
 
 /// Stages of a rank in the interleaved schedule.

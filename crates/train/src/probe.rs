@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use paceline_collective::{DeviceMesh, ProcessGroup, ReduceOp};
 use paceline_ddp::timeline::Activity;
-use paceline_ddp::{Ddp, DdpOptions, Recovery, Reduced, ShardStep};
+use paceline_ddp::{CommHook, Ddp, DdpOptions, Recovery, Reduced, ShardStep};
 use paceline_nn::{Recompute, visited_block};
 use paceline_split::tensor::ParallelGpt;
 use paceline_usage::memory::{peak_resident_bytes, resident_file_bytes};
@@ -121,6 +121,8 @@ fn measure<T: TrainTask>(
         dp: 1,
         tp: Some(dry.tp).filter(|parts| *parts > 1),
         pp: None,
+        // Arithmetic counts what it needs.
+        comm_hook: CommHook::None,
         ..config.clone()
     };
     let task = T::open(config, None)?;

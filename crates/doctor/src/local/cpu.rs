@@ -1,8 +1,8 @@
 //! Cores: those there are, those this process may use, and those its container's quota pays for.
 
-use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count};
 use crate::options::Options;
+use paceline_gpu::cgroup::{self, Folders};
 use paceline_gpu::host::Host;
 
 /// What was read.

@@ -2,9 +2,9 @@
 
 use rustix::process::{Resource, getrlimit, getuid};
 
-use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, Severity, size};
 use crate::options::Options;
+use paceline_gpu::cgroup::{self, Folders};
 use paceline_gpu::host::Host;
 
 /// What was read. `None` is no limit, or one that cannot be read.

@@ -1,18 +1,15 @@
 //! *Memory*: the machine's, the container's, and `/dev/shm`.
 
-use crate::cgroup::{self, Folders};
 use crate::finding::{Notes, count, size};
 use crate::options::Options;
-use paceline_gpu::host::{Host, kib};
+use paceline_gpu::host::Host;
+use paceline_gpu::memory;
 
-/// What was read, in bytes.
+/// What was read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Memory {
-    pub(crate) total: Option<u64>,
-    pub(crate) available: Option<u64>,
-    /// The container's limit, and what it leaves.
-    pub(crate) group: Option<(u64, u64)>,
-    /// Size of `/dev/shm`, if it is there.
+    pub(crate) machine: memory::Memory,
+    /// Size of `/dev/shm` in bytes, if it is there.
     pub(crate) shm: Option<u64>,
 }
 
@@ -22,59 +19,26 @@ const RANK_BYTES_MIN: u64 = 512 << 20;
 const RANK_BYTES_BARE: u64 = 64 << 20;
 /// What Docker gives a container unless told otherwise.
 const SHM_OF_DOCKER: u64 = 64 << 20;
-/// Version 1 writes "unlimited" as a number near this.
-const UNLIMITED_FROM: u64 = 1 << 60;
 
 pub(crate) fn read(host: &Host<'_>) -> Memory {
-    let table = host.text("/proc/meminfo").unwrap_or_default();
     Memory {
-        total: kib(&table, "MemTotal:"),
-        available: kib(&table, "MemAvailable:"),
-        group: group(host),
+        machine: memory::read(host),
         shm: rustix::fs::statvfs(host.path("/dev/shm"))
             .ok()
             .map(|shm| shm.f_blocks.saturating_mul(shm.f_frsize)),
     }
 }
 
-fn group(host: &Host<'_>) -> Option<(u64, u64)> {
-    let (folders, [most, now, file]) = match cgroup::folders(host, "memory") {
-        Folders::V2(folders) => (folders, ["memory.max", "memory.current", "inactive_file "]),
-        Folders::V1(folders) => (
-            folders,
-            [
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file ",
-            ],
-        ),
-    };
-    cgroup::smallest(&folders, |folder| {
-        let most = host.number(&format!("{folder}/{most}"))?;
-        let most = Some(most).filter(|most| *most < UNLIMITED_FROM)?;
-        let now = host.number(&format!("{folder}/{now}")).unwrap_or(0);
-        // What only caches files is given back when a process asks for memory.
-        let stat = host.text(&format!("{folder}/memory.stat"));
-        let cached = stat.as_deref().and_then(|stat| {
-            let line = stat.lines().find_map(|line| line.strip_prefix(file))?;
-            line.trim().parse().ok()
-        });
-        let used = now.saturating_sub(cached.unwrap_or(0));
-        Some((most, most.saturating_sub(used)))
-    })
-}
-
 pub(crate) fn judge(memory: &Memory, options: &Options, notes: &mut Notes) {
-    let left = [memory.available, memory.group.map(|(_, left)| left)];
-    let left = left.into_iter().flatten().min();
+    let (machine, left) = (&memory.machine, memory.machine.left());
     let mut sheet = notes.sheet("memory");
-    let mut text = match (memory.available, memory.total) {
+    let mut text = match (machine.available, machine.total) {
         (Some(available), Some(total)) => {
             format!("{} available of {}", size(available), size(total))
         }
         _ => "cannot be read".to_owned(),
     };
-    if let Some((most, left)) = memory.group {
+    if let Some((most, left)) = machine.group {
         text += &format!(
             "; this container may use {}, of which {} are left",
             size(most),
@@ -129,40 +93,6 @@ fn judge_shm(memory: &Memory, notes: &mut Notes) {
 mod tests {
     use super::*;
     use crate::local::tests::{found, job};
-    use paceline_gpu::host::recorded::Recorded;
-
-    const MEMINFO: (&str, &str) = (
-        "/proc/meminfo",
-        "MemTotal:       16384000 kB\nMemFree: 12 kB\nMemAvailable:    8192000 kB\nOdd\n",
-    );
-
-    #[test]
-    fn the_machine_and_both_kinds_of_groups_are_read() {
-        let v2 = Recorded::new(&[
-            MEMINFO,
-            ("/proc/self/cgroup", "0::/job\n"),
-            ("/sys/fs/cgroup/job/memory.max", "1073741824\n"),
-            ("/sys/fs/cgroup/job/memory.current", "805306368\n"),
-            (
-                "/sys/fs/cgroup/job/memory.stat",
-                "anon 1\ninactive_file 268435456\n",
-            ),
-        ]);
-        let memory = read(&v2.host());
-        assert_eq!(memory.total, Some(16_384_000 << 10));
-        assert_eq!(memory.available, Some(8_192_000 << 10));
-        assert_eq!(memory.group, Some((1 << 30, 512 << 20)));
-        let v1 = Recorded::new(&[
-            ("/proc/self/cgroup", "3:memory:/\n"),
-            (
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "9223372036854771712",
-            ),
-        ]);
-        assert_eq!(read(&v1.host()).group, None);
-        let odd = Recorded::new(&[("/proc/meminfo", "MemTotal: many kB\n")]);
-        assert_eq!(read(&odd.host()).total, None);
-    }
 
     #[test]
     fn what_is_left_for_a_rank_is_judged() {
@@ -172,17 +102,17 @@ mod tests {
             assert_eq!(found(&notes), expect, "{memory:?}");
         };
         let machine = Memory {
-            total: Some(16 << 30),
-            available: Some(8 << 30),
-            group: None,
+            machine: memory::Memory {
+                total: Some(16 << 30),
+                available: Some(8 << 30),
+                group: None,
+            },
             shm: Some(8 << 30),
         };
         check(machine.clone(), 8, &[]);
         check(machine.clone(), 17, &["warning: memory: start fewer ranks"]);
-        let container = Memory {
-            group: Some((1 << 30, 120 << 20)),
-            ..machine.clone()
-        };
+        let mut container = machine.clone();
+        container.machine.group = Some((1 << 30, 120 << 20));
         check(container, 2, &["error: memory: start fewer ranks"]);
         check(Memory::default(), 8, &[]);
         let docker = Memory {

@@ -104,7 +104,7 @@ pub(super) fn command() -> clap::Command {
         .arg(figure(
             "memory_gb",
             "GB",
-            "Memory of a rank in 10^9 bytes [default: what this machine has free, divided by its ranks]",
+            "Memory of a rank in 10^9 bytes [default: what this machine and its container have left, divided by the ranks; none on GPUs]",
         ))
         .arg(figure(
             "bandwidth_gb",

@@ -5,9 +5,12 @@ mod measure;
 
 use std::io::Write;
 
-use paceline_cli::exit::{Exit, Failure, note};
+use paceline_cli::exit::{Exit, Failure, note, warn};
 use paceline_cli::flags::print;
+use paceline_ddp::CommHook;
 use paceline_ddp::device::DeviceKind;
+use paceline_gpu::host::Host;
+use paceline_gpu::memory;
 use paceline_gpu::words::count;
 use paceline_train::config::{Given, JobShape, Resolved, Source, Surroundings, TrainConfig};
 use paceline_train::plan::{Cluster, Cost, Layout, Link, Plan, Workload};
@@ -30,6 +33,7 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
     let text = match args.check.is_empty() {
         true => {
             let resolved = resolve(&args.train, &Flags::new())?;
+            check_scope(args, &resolved)?;
             let planned = planned(args, &resolved)?;
             match args.json {
                 true => json(&planned),
@@ -76,6 +80,37 @@ fn resolve(args: &TrainArgs, flags: &Flags) -> Result<Resolved, Failure> {
     resolved.map_err(wrong_settings)
 }
 
+/// Refuses what a plan does not count, and says of a GPU what it does not measure.
+fn check_scope(args: &PlanArgs, resolved: &Resolved) -> Result<(), Failure> {
+    let config = resolved.config();
+    let refuse = |what: String, hint: &str| Err(Failure::new(Exit::Usage, what, Some(hint.into())));
+    if config.comm_hook.is_per_shard() {
+        let (hook, origin) = (config.comm_hook, resolved.setting("comm_hook").origin());
+        return refuse(
+            format!("`comm_hook` is {hook} ({origin}), whose bytes a plan does not count"),
+            "plan with none, bf16 or fp16: the other hooks go with plain replicas only, and docs/comm-hooks.md has their bytes",
+        );
+    }
+    let device = config.device;
+    if !device.is_gpu() {
+        return Ok(());
+    }
+    if args.memory_gb.is_some() {
+        let what = format!(
+            "`--memory-gb` is a limit on a rank's memory, which a plan measures on the CPU only, not on {device} devices"
+        );
+        return refuse(
+            what,
+            "omit --memory-gb, or plan with --device cpu; `paceline train` shows what each device has held at its end",
+        );
+    }
+    warn(&format!(
+        "`device` is {device}: activations and peak are memory of the processes on the host, not of the devices, so no layout is \
+         ruled out; weights, gradients, buckets and optimizer are arithmetic"
+    ));
+    Ok(())
+}
+
 fn planned(args: &PlanArgs, resolved: &Resolved) -> Result<Plan, Failure> {
     let config = resolved.config();
     let cores = Surroundings::of_process().cores;
@@ -113,7 +148,7 @@ fn flags(layout: &Layout, cost: &Cost, config: &TrainConfig) -> Flags {
         ("zero", layout.zero.to_string()),
     ];
     // Stage 3 of ZeRO recomputes blocks by itself.
-    if layout.recompute && layout.zero < 3 {
+    if layout.recompute && (layout.zero < 3 || config.recompute.is_some()) {
         flags.push(("recompute", "blocks".into()));
     } else if config.recompute.is_some() {
         flags.push(("recompute", "none".into()));
@@ -182,6 +217,7 @@ fn work(resolved: &Resolved) -> Workload {
         shards: is_set.then_some(config.shards),
         accumulate: config.accumulate,
         bucket: config.bucket_bytes() as f64,
+        halves_gradients: config.comm_hook != CommHook::None,
     }
 }
 
@@ -190,18 +226,17 @@ fn cluster(args: &PlanArgs, config: &TrainConfig, measured: Option<Link>) -> Clu
     let [bandwidth, latency] = args.within;
     let [node_bandwidth, node_latency] = args.between;
     let ranks_per_node = config.nproc_per_node;
-    let free = || {
-        paceline_gpu::host::kib(
-            &std::fs::read_to_string("/proc/meminfo").ok()?,
-            "MemAvailable:",
-        )
-    };
     Cluster {
         nodes: args.nodes,
         ranks_per_node,
         memory: match args.memory_gb {
             Some(gigabytes) => Some(gigabytes * 1e9),
-            None => free().map(|bytes| bytes as f64 / ranks_per_node as f64),
+            // The devices' is not known.
+            None if config.device.is_gpu() => None,
+            None => {
+                let left = memory::read(&Host::new("/", &|_| None)).left();
+                left.map(|bytes| bytes as f64 / ranks_per_node as f64)
+            }
         },
         within: Link {
             latency: latency.map_or(measured.latency, |latency| latency * 1e-6),

@@ -106,4 +106,8 @@ fn a_network_without_layers_and_settings_that_cannot_be_used() {
     );
     let line = "plan --global-batch 1 --shards 2";
     paceline(folder.path(), line).check(2, &["every shard needs a sample"]);
+    let line = "plan --comm-hook topk";
+    paceline(folder.path(), line).check(2, &["whose bytes a plan does not count"]);
+    let line = "plan --device cuda --nproc-per-node 2 --memory-gb 4";
+    paceline(folder.path(), line).check(2, &["which a plan measures on the CPU only"]);
 }

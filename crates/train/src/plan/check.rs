@@ -20,7 +20,7 @@ pub struct Checked {
     pub ranks: usize,
     /// Seconds of a step as predicted.
     pub predicted_seconds: f64,
-    /// Median seconds of the slowest rank.
+    /// Seconds of the fastest step of all rounds, as its slowest rank saw it.
     pub seconds: f64,
     /// Peak bytes of a rank as predicted.
     pub predicted_bytes: f64,

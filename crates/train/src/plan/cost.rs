@@ -86,7 +86,8 @@ impl Layout {
         let piped = self.piped(cluster, &stages, &passes, model)?;
 
         let gradients = slowest(|part| part.parameters) * VALUE_BYTES;
-        let (over_replicas, dp_bytes) = self.over_replicas(cluster, gradients, passes.count());
+        let (over_replicas, dp_bytes) =
+            self.over_replicas(cluster, work, gradients, passes.count());
         let (over_stages, pp_bytes) = self.over_stages(cluster, model, &ranks, &passes);
         let layers = ranks.iter().map(|stage| stage.layers).fold(0.0, f64::max);
         let size = [self.tp as f64, layers, passes.samples];
@@ -181,23 +182,37 @@ impl Layout {
         ranks.clamp(1, self.dp) as f64
     }
 
-    /// Seconds and bytes sent of the gradients of one step, and of the weights that stage 3 of ZeRO gathers in each pass.
-    fn over_replicas(&self, cluster: &Cluster, bytes: f64, passes: f64) -> (f64, f64) {
+    /// Seconds and bytes sent of the gradients of one step, and of the weights that ZeRO gathers. `bytes` are those of either in f32.
+    fn over_replicas(
+        &self,
+        cluster: &Cluster,
+        work: &Workload,
+        bytes: f64,
+        passes: f64,
+    ) -> (f64, f64) {
         let replicas = self.dp as f64;
         if self.dp == 1 {
             return (0.0, 0.0);
         }
         let here = self.replicas_per_node(cluster);
         let far = (replicas / here).ceil();
-        let once =
-            cluster.within.all_reduce(here, bytes) + cluster.between.all_reduce(far, bytes / here);
-        let sent = 2.0 * (replicas - 1.0) / replicas * bytes;
-        // Half an all-reduce for the gradients, and two of its halves for the weights of each pass.
-        let times = match self.zero {
-            3 => 0.5 + passes,
-            _ => 1.0,
+        let all_reduce = |bytes: f64| {
+            cluster.within.all_reduce(here, bytes) + cluster.between.all_reduce(far, bytes / here)
         };
-        (once * times, sent * times)
+        let sent = |bytes: f64| 2.0 * (replicas - 1.0) / replicas * bytes;
+        // In all-reduces: half of one scatters the gradients, and each gather of the weights is half of one.
+        let (of_gradients, of_weights) = match self.zero {
+            0 => (1.0, 0.0),
+            1 | 2 => (0.5, 0.5),
+            _ => (0.5, passes),
+        };
+        let gradients = match work.halves_gradients {
+            true => bytes / 2.0,
+            false => bytes,
+        };
+        let both =
+            |cost: &dyn Fn(f64) -> f64| of_gradients * cost(gradients) + of_weights * cost(bytes);
+        (both(&all_reduce), both(&sent))
     }
 
     /// Seconds that a pipeline waits for a tied matrix, and bytes that a rank between two stages sends.

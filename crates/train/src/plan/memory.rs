@@ -86,6 +86,11 @@ impl Facts<'_> {
             }
             _ => bytes * stack,
         };
+        // What the other ranks read of gradients, and what it is rounded from.
+        let (buckets, shared) = match work.halves_gradients {
+            true => (buckets * 1.5, buckets * 0.5),
+            false => (buckets, buckets),
+        };
         let optimizer = MOMENTS * dealt(1, bytes);
         let gradients = dealt(1, bytes);
         let activations = passes.samples * (passes.kept(rank, stages) + way.temporary) + tied;
@@ -96,7 +101,7 @@ impl Facts<'_> {
         };
         let extra = (model.step_extra / layout.tp as f64).max(arriving + slices);
         let local = layout.replicas_per_node(self.cluster);
-        let mapped = (local - 1.0) / local * (buckets / stack + gathered);
+        let mapped = (local - 1.0) / local * (shared / stack + gathered);
         let pass = weights + buckets + optimizer + activations + arriving;
         let end = weights + buckets + optimizer + gradients + extra;
         Memory {

@@ -5,11 +5,12 @@ use std::fmt::Write;
 use super::Plan;
 use super::choose::Row;
 
-/// Rows in the table: the chosen one, and the best of each kind.
+/// Rows of a table that has more than the fastest layout of each kind.
 const ROWS_MAX: usize = 16;
 
 impl Plan {
-    /// The table and the verdict. Layouts that another one of the same kind beats in time and memory are left out.
+    /// The table and the verdict. Layouts that another one of the same kind beats in time and memory are left out, and in a long
+    /// table all but the fastest of each kind.
     #[must_use]
     pub fn text(&self) -> String {
         let mut table = vec![
@@ -65,7 +66,7 @@ impl Plan {
         if worse > 0 {
             let _ = writeln!(
                 text,
-                "{worse} more layouts are slower and larger than one of these; --json has them."
+                "{worse} more layouts are no faster than one of their kind here, or do not fit; --json has them."
             );
         }
         text.push('\n');

@@ -4,8 +4,8 @@ use paceline_split::pipeline::{Action, PipelineSize, cut, in_flight};
 
 use super::{Layout, ModelCosts, PartCosts, Shape, Way, Workload};
 
-/// Micro-batches for each stage of a pipeline, if the settings do not say how many.
-const MICRO_BATCHES: usize = 4;
+/// Micro-batches for each stage of a pipeline that keep its ranks waiting for little of a step.
+pub(crate) const MICRO_BATCHES_PER_STAGE: usize = 4;
 
 /// A part of the model that one rank has.
 #[derive(Clone, Copy, Debug, Default)]
@@ -135,7 +135,7 @@ impl Batches {
         let shards = work.shards.unwrap_or(layout.dp).max(layout.dp);
         let of_shard = work.global_batch / shards;
         let accumulate = match layout.pp > 1 && work.accumulate == 1 {
-            true => (MICRO_BATCHES * layout.pp).min(of_shard).max(1),
+            true => (MICRO_BATCHES_PER_STAGE * layout.pp).min(of_shard).max(1),
             false => work.accumulate,
         };
         Self { shards, accumulate }

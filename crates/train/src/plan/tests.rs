@@ -64,6 +64,7 @@ const WORK: Workload = Workload {
     shards: Some(4),
     accumulate: 1,
     bucket: 1e6,
+    halves_gradients: false,
 };
 
 fn cost(layout: Layout) -> Cost {
@@ -130,6 +131,33 @@ fn replicas_share_the_shards_and_zero_deals_the_state_out() {
     let for_a_sample = 8.0 * 4e3 + 2e6 + 1e6;
     near(three.memory.activations, 16.0 * for_a_sample);
     near(three.seconds.compute, 16.0 * (0.3 + 0.08));
+    // The weights travel whole.
+    let work = Workload {
+        halves_gradients: true,
+        ..WORK
+    };
+    let halved = |zero| {
+        let layout = Layout {
+            zero,
+            recompute: zero == 3,
+            ..Layout::ddp(4)
+        };
+        let cost = layout.cost(&model(), &cluster(1, 4), &work);
+        cost.expect("it is possible")
+    };
+    near(halved(0).wire, 0.5 * ddp.wire);
+    near(halved(2).wire, 0.75 * ddp.wire);
+    near(halved(3).wire, 1.25 * ddp.wire);
+    near(halved(0).memory.buckets, 60e6);
+    let shared = Cluster {
+        shares_cores: true,
+        ..cluster(1, 4)
+    };
+    let waits = |work: &Workload| {
+        let cost = Layout::ddp(4).cost(&model(), &shared, work);
+        cost.expect("it is possible").seconds.communication
+    };
+    near(waits(&work) - 6e-6, 0.5 * (waits(&WORK) - 6e-6));
     // Four passes gather the weights four times.
     let work = Workload {
         accumulate: 4,

@@ -7,7 +7,7 @@ use paceline_train::plan::{Check, Checked, Cluster, Layout, Plan};
 use paceline_train::probe::Rehearsal;
 
 use super::measure::{Measured, measure};
-use super::{cluster, flags, resolve, work};
+use super::{check_scope, cluster, flags, resolve, work};
 use crate::cli::PlanArgs;
 
 /// Rounds of a check. Measurements for the predictions take turns with the layouts, and of all rounds the quietest counts.
@@ -18,6 +18,7 @@ pub(super) fn check(args: &PlanArgs) -> Result<Check, Failure> {
     let mut rows = Vec::new();
     for ranks in &args.check {
         let resolved = resolve(&args.train, &vec![("nproc_per_node", ranks.to_string())])?;
+        check_scope(args, &resolved)?;
         rows.extend(check_with(args, &resolved, *ranks)?);
     }
     Ok(Check { rows })

@@ -1,6 +1,6 @@
 //! The limits that a container or a batch system sets: control groups of both versions.
 
-use paceline_gpu::host::Host;
+use crate::host::Host;
 
 /// Deepest nesting that is looked through.
 const DEPTH_MAX: usize = 32;
@@ -9,7 +9,7 @@ const MOUNT: &str = "/sys/fs/cgroup";
 /// Where one controller's files for this process may lie, the innermost first. Those that are not there are skipped by
 /// whoever reads them: inside of a container the path that the kernel tells need not be the one that is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Folders {
+pub enum Folders {
     /// One tree for all controllers.
     V2(Vec<String>),
     /// A tree for each.
@@ -17,7 +17,7 @@ pub(crate) enum Folders {
 }
 
 /// The folders of `controller` (`cpu`, `memory`, `pids`).
-pub(crate) fn folders(host: &Host<'_>, controller: &str) -> Folders {
+pub fn folders(host: &Host<'_>, controller: &str) -> Folders {
     let table = host.text("/proc/self/cgroup").unwrap_or_default();
     let mut unified = None;
     for line in table.lines() {
@@ -39,10 +39,7 @@ pub(crate) fn folders(host: &Host<'_>, controller: &str) -> Folders {
 }
 
 /// The smallest value that any level sets; `None` where none does.
-pub(crate) fn smallest<T: PartialOrd>(
-    folders: &[String],
-    read: impl Fn(&str) -> Option<T>,
-) -> Option<T> {
+pub fn smallest<T: PartialOrd>(folders: &[String], read: impl Fn(&str) -> Option<T>) -> Option<T> {
     let found = folders.iter().filter_map(|folder| read(folder));
     found.reduce(|least, value| if value < least { value } else { least })
 }
@@ -75,7 +72,7 @@ fn upwards(mount: &str, path: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paceline_gpu::host::recorded::Recorded;
+    use crate::host::recorded::Recorded;
 
     #[test]
     fn both_versions_are_found_from_the_inside_out() {
