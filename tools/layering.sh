@@ -57,7 +57,7 @@ readonly PURE='
     crates/cli/src/compare/render.rs crates/cli/src/chaos/plan.rs crates/cli/src/chaos/scene.rs crates/cli/src/chaos/report.rs
     crates/split/src/pipeline/schedule.rs crates/split/src/pipeline/order.rs crates/split/src/pipeline/simulate.rs crates/split/src/pipeline/cut.rs
     crates/train/src/plan.rs crates/train/src/plan
-    crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs
+    crates/train/src/config/table.rs crates/train/src/config/kind.rs crates/train/src/config/derive.rs crates/train/src/config/check.rs crates/train/src/config/advice.rs
     crates/train/src/config/render.rs crates/train/src/config/value.rs crates/train/src/schedule.rs'
 readonly IMPURE='\bstd::(fs|env|process|thread|os)\b|\bnet::(Tcp|Udp|ToSocketAddrs)|\b(Instant|SystemTime)::now\b|\bFile::(open|create)\b|\bfs::[a-z]|\brustix::|\blibc::[a-z]'
 

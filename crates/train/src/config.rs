@@ -4,6 +4,7 @@
 //! `--explain`, for errors and for the saved file. Only [`FileText::read`] and [`Surroundings::of_process`] do I/O or read a
 //! clock.
 
+mod advice;
 mod check;
 mod derive;
 mod error;

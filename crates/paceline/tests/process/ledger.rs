@@ -130,7 +130,8 @@ fn a_resume_that_skips_samples_and_a_record_that_is_gone_are_named() {
 #[test]
 fn replicas_of_a_mesh_are_the_ones_that_samples_belong_to() {
     let folder = text_folder();
-    let job = "--task lm --data text.txt --layers 2 --width 16 --heads 2 --context 16 --global-batch 8 --shards 4 --epochs 2";
+    let job = "--task lm --data text.txt --layers 2 --width 16 --heads 2 --context 16 --global-batch 8 --shards 4 --micro-batches 2 \
+               --epochs 2";
     let line = format!("train {job} --run-dir run --nproc-per-node 4 --pp 2 --zero 1");
     paceline(folder.path(), &line).is_well();
     let found = verify(folder.path(), "run");

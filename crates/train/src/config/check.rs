@@ -220,15 +220,13 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
     }
 }
 
-/// What `comm_hook` does not go with. A hook that compresses whole buckets gives other bits if the buckets hold other parameters.
+/// What `comm_hook` does not go with.
 fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
     let config = TrainConfig::from_settings(settings);
     let hook = config.comm_hook;
-    let rounds_each = [
-        CommHook::None,
-        CommHook::Bf16Compress,
-        CommHook::Fp16Compress,
-    ];
+    if !hook.is_per_shard() {
+        return Ok(());
+    }
     let others = [
         ("zero", config.zero != Zero::Off),
         ("tp", config.tp.is_some()),
@@ -238,12 +236,25 @@ fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
             config.precision == Precision::F16 && hook != CommHook::Int8,
         ),
     ];
-    match rounds_each.contains(&hook) {
-        true => Ok(()),
-        false => exclude(settings, "comm_hook", others, |key| {
-            format!("choose --comm-hook bf16, fp16 or none, or omit --{key}")
-        }),
-    }
+    let is_local = matches!(hook, CommHook::LocalSgd(_));
+    exclude(settings, "comm_hook", others, |key| {
+        let why = match (key, is_local) {
+            ("precision", true) => "ranks that take steps by themselves do not agree on a scale",
+            ("precision", false) => {
+                "what the hook has not sent yet has the scale of an earlier step"
+            }
+            (_, true) => {
+                "each rank takes steps by itself, for which it needs the whole model and its whole optimizer state"
+            }
+            ("zero", false) => {
+                "the hook compresses whole buckets, of which a rank gets only its slices"
+            }
+            (_, false) => {
+                "the hook compresses whole buckets, so the bits would depend on the parameters that a rank has"
+            }
+        };
+        format!("{why}: choose --comm-hook bf16, fp16 or none, or omit --{key}")
+    })
 }
 
 /// One rank, which replays a step, must get the bits of the job.

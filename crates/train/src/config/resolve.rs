@@ -7,6 +7,7 @@ use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
 use paceline_rendezvous::env::{Listed, Timeout};
 use serde::{Deserialize, Serialize};
 
+use super::advice::advice;
 use super::check::{check, unused_settings};
 use super::derive;
 use super::error::ConfigError;
@@ -255,6 +256,7 @@ impl Given {
         derive::recovery(&mut settings, surroundings.job, ranks);
         derive::snapshots(&mut settings);
         check(&settings, ranks)?;
+        self.warnings.extend(advice(&settings));
         Ok(Resolved {
             variables: self.variables,
             ..Resolved::new(settings, self.warnings)

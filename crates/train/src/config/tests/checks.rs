@@ -123,12 +123,26 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     refuse(
         &[("tp", "2"), ("comm_hook", "int8")],
         "`comm_hook` is int8 (flag --comm-hook), which does not go with tp 2 (flag --tp)\n\
-         hint: choose --comm-hook bf16, fp16 or none, or omit --tp",
+         hint: the hook compresses whole buckets, so the bits would depend on the parameters that a rank has: \
+         choose --comm-hook bf16, fp16 or none, or omit --tp",
+    );
+    refuse(
+        &[("zero", "1"), ("comm_hook", "powersgd")],
+        "`comm_hook` is powersgd (flag --comm-hook), which does not go with zero 1 (flag --zero)\n\
+         hint: the hook compresses whole buckets, of which a rank gets only its slices: \
+         choose --comm-hook bf16, fp16 or none, or omit --zero",
+    );
+    refuse(
+        &[("pp", "2"), ("comm_hook", "localsgd:8")],
+        "`comm_hook` is localsgd:8 (flag --comm-hook), which does not go with pp 2 (flag --pp)\n\
+         hint: each rank takes steps by itself, for which it needs the whole model and its whole optimizer state: \
+         choose --comm-hook bf16, fp16 or none, or omit --pp",
     );
     refuse(
         &[("precision", "fp16"), ("comm_hook", "topk:0.1")],
         "`comm_hook` is topk:0.1 (flag --comm-hook), which does not go with precision fp16 (flag --precision)\n\
-         hint: choose --comm-hook bf16, fp16 or none, or omit --precision",
+         hint: what the hook has not sent yet has the scale of an earlier step: \
+         choose --comm-hook bf16, fp16 or none, or omit --precision",
     );
     refuse(
         &[("pp", "2"), ("tp", "2"), ("nproc_per_node", "6")],
@@ -374,6 +388,61 @@ fn settings_without_effect_give_a_warning() {
     );
     check(&[("strategy", "dp"), ("devices", "3")], &[]);
     check(&[("strategy", "model"), ("devices", "3")], &[]);
+}
+
+#[test]
+fn layouts_that_work_but_not_as_they_read_give_a_warning() {
+    let check = |flags: &[(&str, &str)], expect: &[&str]| {
+        let flags = [&[("task", "lm"), ("nproc_per_node", "4")], flags].concat();
+        assert_eq!(with_flags(&flags).expect("valid").warnings(), expect);
+    };
+    let pp = ("pp", "4");
+    check(
+        &[pp],
+        &[
+            "`accumulate` is 1 (default), fewer micro-batches than `pp` has stages: each of 4 ranks waits for at least 67 % of a \
+             step, and with --micro-batches 16 for 11 %, which needs a --global-batch of 16; the bits depend on that number",
+        ],
+    );
+    check(&[pp, ("accumulate", "4")], &[]);
+    let batch = [pp, ("accumulate", "2"), ("global_batch", "64")];
+    check(
+        &[&batch[..], &[("schedule", "zb-h1")]].concat(),
+        &[
+            "`accumulate` is 2 (flag --accumulate), fewer micro-batches than `pp` has stages: each of 4 ranks waits for at least \
+             45 % of a step, and with --micro-batches 16 for 6 %; the bits depend on that number",
+        ],
+    );
+    let full = [("pp", "2"), ("accumulate", "2"), ("schedule", "zb-h1")];
+    check(&full, &[]);
+    check(
+        &[&full[..], &[("tp", "2")]].concat(),
+        &[
+            "`schedule` is zb-h1 (flag --schedule), which gains nothing over 1f1b with `tp` 2 (flag --tp): blocks whose weights are \
+             cut compute the gradients of inputs and weights at once",
+        ],
+    );
+    check(
+        &[("pp", "2"), ("zero", "3"), ("schedule", "zb-h1")],
+        &[
+            "`schedule` is zb-h1 (flag --schedule), which gains nothing over 1f1b with `zero` 3 (flag --zero): blocks whose weights \
+             are gathered compute the gradients of inputs and weights at once",
+            "`accumulate` is 1 (default), fewer micro-batches than `pp` has stages: each of 2 ranks waits for at least 50 % of a \
+             step, and with --micro-batches 8 for 11 %, which needs a --global-batch of 16; the bits depend on that number",
+        ],
+    );
+    for recompute in ["none", "2", "burn"] {
+        check(
+            &[("zero", "3"), ("recompute", recompute)],
+            &[&format!(
+                "`recompute` is {recompute} (flag --recompute), but `zero` 3 (flag --zero) computes every block again: it keeps no \
+                 block's weights for the backward pass"
+            )],
+        );
+    }
+    check(&[("zero", "3"), ("recompute", "blocks")], &[]);
+    check(&[("zero", "3")], &[]);
+    check(&[("zero", "2"), ("recompute", "none")], &[]);
 }
 
 #[test]
