@@ -121,29 +121,32 @@ fn settings_that_a_run_keeps_are_refused_all_at_once_with_the_reason() {
     );
 }
 
+/// Resumes a run with one setting changed, which is `kept` as it was or free to change.
+#[track_caller]
+fn change(first: &[(&str, &str)], (key, now): (&'static str, &str), kept: bool) {
+    match resume(first, &[(key, now)]) {
+        Ok(resolved) => {
+            assert!(!kept, "{key} was changed");
+            assert_eq!(
+                resolved.setting(key).origin(),
+                format!("flag --{}", key.replace('_', "-"))
+            );
+        }
+        Err(error) => {
+            let message = error.to_string();
+            assert!(kept, "{key} was refused: {message}");
+            let start = format!("cannot resume runs/x with other settings\n  `{key}` was ");
+            assert!(message.starts_with(&start), "{message}");
+            assert_eq!(message.lines().count(), 2, "{message}");
+        }
+    }
+}
+
 #[test]
 fn each_setting_is_kept_or_free_as_its_row_says() {
-    let check = |key: &'static str, now: &str, kept: bool| {
-        // Eight shards leave room for ranks, and a table has columns.
-        let first = [("shards", "8"), ("data", "wine.csv"), ("label_column", "a")];
-        match resume(&first, &[(key, now)]) {
-            Ok(resolved) => {
-                assert!(!kept, "{key} was changed");
-                assert_eq!(
-                    resolved.setting(key).origin(),
-                    format!("flag --{}", key.replace('_', "-"))
-                );
-            }
-            Err(error) => {
-                assert!(kept, "{key} was refused");
-                let start = format!("cannot resume runs/x with other settings\n  `{key}` was ");
-                let message = error.to_string();
-                assert!(message.starts_with(&start), "{message}");
-                assert_eq!(message.lines().count(), 2, "{message}");
-            }
-        }
-    };
-    for (key, now) in [
+    // Eight shards leave room for ranks, and a table has columns.
+    let first = [("shards", "8"), ("data", "wine.csv"), ("label_column", "a")];
+    for changed in [
         ("task", "idx"),
         ("data", "mnist"),
         ("label_column", "b"),
@@ -157,15 +160,20 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
         ("accumulate", "2"),
         ("clip_norm", "1"),
         ("precision", "bf16"),
+        ("non_finite", "skip"),
         ("shards", "2"),
+        ("reduction", "ring"),
+        ("comm_hook", "bf16"),
     ] {
-        check(key, now, true);
+        change(&first, changed, true);
     }
-    for (key, now) in [
+    for changed in [
         ("nproc_per_node", "3"),
         ("use_gpu", "2"),
         ("device", "cuda"),
         ("transport", "tcp"),
+        ("backend", "host"),
+        ("zero", "3"),
         ("threads_per_rank", "1"),
         ("save_every", "10"),
         ("recovery", "none"),
@@ -178,8 +186,45 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
         ("fingerprint_every", "10"),
         ("trace", "3"),
     ] {
-        check(key, now, false);
+        change(&first, changed, false);
     }
+}
+
+#[test]
+fn each_setting_of_a_language_model_is_kept_or_free_as_its_row_says() {
+    let whole = [("task", "lm"), ("nproc_per_node", "4"), ("shards", "4")];
+    let parts = [&whole[..], &[("tp", "2")]].concat();
+    let stages = [&parts[..], &[("pp", "2"), ("accumulate", "2")]].concat();
+    change(&whole, ("tp", "2"), true);
+    change(&stages, ("accumulate", "1"), true);
+    for changed in [
+        ("tp", "4"),
+        ("sequence_parallel", "on"),
+        ("tokenizer", "bpe"),
+        ("context", "64"),
+        ("layers", "2"),
+        ("heads", "2"),
+        ("width", "64"),
+        ("dropout", "0.5"),
+    ] {
+        change(&parts, changed, true);
+        change(&stages, changed, true);
+    }
+    for changed in [
+        ("zero", "1"),
+        ("zero", "3"),
+        ("dp", "1"),
+        ("pp", "2"),
+        ("pp", "1"),
+        ("schedule", "zb-h1"),
+        ("pp_chunks", "3"),
+        ("pp_cuts", "cost"),
+        ("recompute", "blocks"),
+    ] {
+        change(&stages, changed, false);
+    }
+    change(&whole, ("pp", "4"), false);
+    change(&parts, ("dp", "2"), false);
 }
 
 #[test]
