@@ -41,7 +41,7 @@ pub use stage::{ZeroStage, ZeroStageParseError};
 /// *Numerics*: the bits of the weights are those of the optimizer without it, on any number of ranks. An optimizer that
 /// treats elements one by one (SGD, Adam, AdamW, RMSProp, Lion, ...) gets slices of parameters; for any other (Lamb, Adafactor,
 /// Muon, clipping per parameter) each rank owns whole parameters. A short trial on small tensors decides, parameter by
-/// parameter.
+/// parameter. L-BFGS is not a `ModuleOptimizer`: it treats the model as one vector, and runs the loss in its step.
 ///
 /// *Memory*: a rank has the optimizer state of `parameters / world` elements, give or take a chunk of 1024 elements for each
 /// bucket. *Cost*: per step the bytes of an all-reduce, half of them after the backward pass; the optimizer's time is divided

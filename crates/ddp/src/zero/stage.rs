@@ -29,8 +29,9 @@ pub enum ZeroStage {
     /// statistics stay whole on every rank. A block runs at most once in a pass, and blocks run in the order of their indices.
     ///
     /// *Memory*: weights, gradients and optimizer state of `parameters / world` elements; one block's weights, the next one's
-    /// on their way, and the gradients of two blocks, with one shard per rank. *Cost*: two gathers of the weights per pass on
-    /// top of the reduce-scatter, 1.5 times the bytes of an all-reduce with one pass per step; the blocks' forward passes twice.
+    /// on their way, and with one shard per rank the gradients of three blocks: one computed, one in its bucket, one on its
+    /// way. *Cost*: two gathers of the weights per pass on top of the reduce-scatter, 1.5 times the bytes of an all-reduce with
+    /// one pass per step; the blocks' forward passes twice.
     Parameters,
 }
 

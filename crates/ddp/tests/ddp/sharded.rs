@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{
-    AdafactorConfig, AdamWConfig, LambConfig, ModuleOptimizer, SgdConfig, momentum::MomentumConfig,
+    AdafactorConfig, AdamWConfig, LambConfig, ModuleOptimizer, MuonConfig, SgdConfig,
+    momentum::MomentumConfig,
 };
 use burn::tensor::activation::gelu;
 use burn::tensor::{Device, Tensor};
@@ -239,7 +240,11 @@ fn every_optimizer_gives_the_bits_of_the_whole_model() {
         dampening: 0.0,
         nesterov: true,
     };
+    // It takes matrices only.
+    let matrices = ParamGroup::from_any_predicates(vec!["up.weight", "down.weight", "side.weight"]);
+    let muon = MuonConfig::new().build();
     for (name, optimizer) in [
+        ("muon", adamw().with_group(matrices, muon, None)),
         ("adamw", adamw()),
         ("sgd", SgdConfig::new().with_momentum(Some(momentum)).init()),
         ("lamb", LambConfig::new().init()),

@@ -1,11 +1,11 @@
 //! A sharded optimizer gives the bits of the whole one, and each rank has its part of the state only.
 
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, LambConfig, LionConfig,
-    ModuleOptimizer, RmsPropConfig, SgdConfig, momentum::MomentumConfig,
+    ModuleOptimizer, MuonConfig, RmsPropConfig, SgdConfig, momentum::MomentumConfig,
 };
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
@@ -110,7 +110,14 @@ fn optimizers() -> Vec<(&'static str, ModuleOptimizer)> {
         nesterov: true,
     };
     let clipping = Some(GradientClippingConfig::Norm(1e-3));
+    // It takes matrices only.
+    let matrices = ParamGroup::from_paths(vec!["first.weight", "second.weight"]);
+    let muon = MuonConfig::new().build();
     vec![
+        (
+            "muon",
+            AdamWConfig::new().init().with_group(matrices, muon, None),
+        ),
         ("sgd", SgdConfig::new().with_momentum(Some(momentum)).init()),
         ("adam", AdamConfig::new().init()),
         ("adamw", AdamWConfig::new().init()),
