@@ -11,34 +11,47 @@ use super::support::{LIMIT, start};
 const JOB: &str = "--task lm --layers 4 --heads 4 --width 16 --context 32 --global-batch 32 --dropout 0.1 --clip-norm 0.5 --shards 4 \
                    --accumulate 4 --threads-per-rank 1 --epochs 9999 --save-every 3";
 
-const LAYOUTS: [&str; 14] = [
-    "--nproc-per-node 3",
-    "--nproc-per-node 3 --zero 1",
-    "--nproc-per-node 3 --zero 2",
-    "--nproc-per-node 3 --zero 3",
-    "--nproc-per-node 4 --pp 4 --schedule gpipe",
-    "--nproc-per-node 4 --pp 2 --schedule 1f1b",
-    "--nproc-per-node 4 --pp 2 --schedule interleaved",
-    "--nproc-per-node 4 --tp 2",
-    "--nproc-per-node 2 --tp 4 --sequence-parallel on",
-    "--nproc-per-node 4 --pp 2 --zero 3",
-    "--nproc-per-node 4 --tp 2 --zero 3",
-    "--nproc-per-node 4 --tp 2 --pp 2 --zero 2 --schedule gpipe",
-    "--nproc-per-node 4 --pp 2 --tp 2",
-    "--nproc-per-node 8 --pp 2 --tp 2 --sequence-parallel on",
+/// Each with the rank that is lost: the first, the last, or one between.
+const LAYOUTS: [(&str, usize); 16] = [
+    ("--nproc-per-node 3", 0),
+    ("--nproc-per-node 3 --zero 1", 1),
+    ("--nproc-per-node 3 --zero 2", 2),
+    ("--nproc-per-node 3 --zero 3", 0),
+    ("--nproc-per-node 4 --pp 4 --schedule gpipe", 3),
+    ("--nproc-per-node 4 --pp 4 --schedule zb-h1", 0),
+    ("--nproc-per-node 4 --pp 2 --schedule 1f1b", 1),
+    ("--nproc-per-node 4 --pp 2 --schedule interleaved", 3),
+    ("--nproc-per-node 4 --tp 2", 1),
+    ("--nproc-per-node 2 --tp 4 --sequence-parallel on", 0),
+    ("--nproc-per-node 4 --pp 2 --zero 3", 2),
+    ("--nproc-per-node 4 --tp 2 --zero 3", 1),
+    (
+        "--nproc-per-node 4 --tp 2 --pp 2 --zero 2 --schedule gpipe",
+        0,
+    ),
+    ("--nproc-per-node 4 --pp 2 --tp 2 --transport tcp", 3),
+    ("--nproc-per-node 8 --pp 2 --tp 2 --zero 3", 6),
+    ("--nproc-per-node 8 --pp 2 --tp 2 --sequence-parallel on", 1),
 ];
 
-/// Sends `signal` to rank 1 at some moment of training.
+/// Sends `signal` to a rank at some moment of training.
 #[track_caller]
-fn lose(layout: &str, options: &str, signal: Signal, after: Duration, code: i32, says: &[&str]) {
+fn lose(
+    (layout, rank): (&str, usize),
+    options: &str,
+    signal: Signal,
+    after: Duration,
+    code: i32,
+    says: &[&str],
+) {
     let folder = tempdir().expect("a folder");
     let line = format!("train --run-dir run --recovery none {JOB} {layout} {options}");
     let job = start(folder.path(), &line);
     job.has_printed("job ");
     std::thread::sleep(after);
-    kill_process(job.rank(1), signal).expect("it runs");
+    kill_process(job.rank(rank), signal).expect("it runs");
     let ended = job.ended(LIMIT);
-    ended.check(code, &[&["rank 1"], says].concat());
+    ended.check(code, &[&[&*format!("rank {rank}")], says].concat());
     assert!(!ended.err.contains("panicked"), "{layout}: {}", ended.err);
 }
 
