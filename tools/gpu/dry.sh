@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs programs that were built with CUDA on a machine without a GPU, with the stand-in for NVIDIA's driver and NCCL: three models, and a
-# language model in each layout and without a rank that is lost. Burn compiles its
-# kernels, which then do nothing; everything around them happens as on a device. It reports failures on that path. The computed
-# numbers are meaningless.
+# Runs programs that were built with CUDA on a machine without a GPU, with the stand-in for NVIDIA's driver and NCCL: three models; a
+# language model in each stage of ZeRO, under each schedule of a pipeline, in parts, in meshes of these on four devices, and on several
+# devices of one process; its plan; and a job that loses a rank. Burn compiles its kernels, which then do nothing; everything around them
+# happens as on a device. It reports failures on that path. The computed numbers are meaningless.
 #
 # Usage: tools/gpu/dry.sh [--ptxas FILE] PROGRAMS
 #
@@ -76,14 +76,14 @@ part() {
     printf '%-7s %3d s  %s\n' "$words" $((SECONDS - begun)) "$name"
 }
 
-# layout NAME RANKS WORD...: twelve steps of a language model on so many ranks, by a command that these words follow.
+# layout NAME DEVICES WORD...: a command with a language model, which these words are, on so many devices.
 layout() {
-    local name=$1 ranks=$2 list=$device more begun=$SECONDS words=ok
+    local name=$1 devices=$2 list=$device more begun=$SECONDS words=ok
     shift 2
-    for ((more = 1; more < ranks; more++)); do list+=",$device"; done
+    for ((more = 1; more < devices; more++)); do list+=",$device"; done
     export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
     # The job may end because of its numbers.
-    if ! timeout 120 "$@" --run-dir "$work/run" >"$work/out" 2>&1 &&
+    if ! timeout 120 "$@" >"$work/out" 2>&1 &&
         ! grep -rqE 'weights differ between ranks|NaN|infinite|not finite' "$work/out" "$work/log" ||
         grep -rqE "thread 'DS[UD]-" "$work/out" "$work/log"; then
         words=FAILED
@@ -104,12 +104,23 @@ for ((line = 0; line < 64; line++)); do
     printf '%d bottles on the wall, and one of them falls down\n' "$line"
 done >"$work/text"
 mkdir -p "$work/log"
-lm=("$programs/paceline" train --task lm --data "$work/text" --device cuda --usage off --layers 2 --heads 2 --width 32 --context 32
+# Twelve steps.
+text=(--task lm --data "$work/text" --device cuda --usage off --layers 2 --heads 2 --width 32 --context 32
     --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1 --epochs 1)
-for words in '--zero 1' '--zero 2' '--zero 3' '--pp 2' '--tp 2'; do
+lm=("$programs/paceline" train "${text[@]}" --run-dir "$work/run")
+for words in '--zero 1' '--zero 2' '--zero 3' '--recompute blocks' '--tp 2' '--tp 2 --sequence-parallel on' \
+    '--pp 2 --schedule gpipe' '--pp 2 --schedule 1f1b' '--pp 2 --schedule interleaved' '--pp 2 --schedule zb-h1'; do
     # shellcheck disable=SC2086 # several words
     layout "two ranks, $words" 2 "${lm[@]}" --nproc-per-node 2 $words
 done
+for words in '--pp 2' '--tp 2' '--pp 2 --tp 2' '--zero 3 --pp 2' '--zero 3 --tp 2'; do
+    # shellcheck disable=SC2086
+    layout "four ranks, $words" 4 "${lm[@]}" --nproc-per-node 4 $words
+done
+for strategy in dp model; do
+    layout "one rank, --strategy $strategy --devices 2" 2 "${lm[@]}" --strategy "$strategy" --devices 2
+done
+layout 'plan of two ranks' 2 "$programs/paceline" plan "${text[@]}" --nproc-per-node 2
 layout 'two ranks, one of them lost' 2 "$programs/paceline" chaos --kills 1 --seed 7 --faults kill --every-seconds 1 \
     --log-dir "$work/log" -- \
     "${lm[@]}" --nproc-per-node 2 --recovery live

@@ -22,6 +22,7 @@
 #   lost rank                 one of two ranks is killed, and the other one goes on: same bits as without
 #   two ranks again           through the host: same bits as one rank
 #   train again               the same weights
+#   more layouts              other schedules, meshes on four ranks, several devices of one process, a plan
 #   step times                more rounds; the library that went first goes last
 #
 # The most important parts come first, because the time that a GPU's kernels take to compile is unknown, and every process compiles
@@ -734,8 +735,9 @@ fi
 for ((line = 0; line < 64; line++)); do
     printf '%d bottles on the wall, and one of them falls down\n' "$line"
 done >text
-lm=("$paceline" train --task lm --data "$work/text" --device "$device" --layers 2 --heads 2 --width 32 --context 32 --dropout 0.1
+text=(--task lm --data "$work/text" --device "$device" --layers 2 --heads 2 --width 32 --context 32 --dropout 0.1
     --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1)
+lm=("$paceline" train "${text[@]}")
 layout lm '' "${lm[@]}" --nproc-per-node 1 --usage off
 if [[ -n $(sha lm) ]]; then
     for words in '--zero 3' '--pp 2 --schedule 1f1b' '--zero 2' '--zero 1' '--recompute blocks'; do
@@ -771,6 +773,48 @@ if [[ -n $(sha train) ]]; then
 fi
 
 settings 1 "${late[@]}"
+
+# more NAME WITH WORDS...: a layout, unless the time that is left is that of the rounds below.
+more() {
+    if ((budget - SECONDS < 90)); then
+        tell "$1" skipped "the time that is left is for step times"
+    else
+        layout "$@"
+    fi
+}
+
+if [[ -n $(sha lm) ]]; then
+    for words in '--pp 2 --schedule zb-h1' '--pp 2 --schedule interleaved' '--pp 2 --schedule gpipe'; do
+        name=${words//--/}
+        # shellcheck disable=SC2086 # several words
+        more "lm-${name// /-}" lm "${two[@]}" "${alone[@]}" "${lm[@]}" $words
+    done
+    # Ranks share one card, or each has its own.
+    if [[ $device == cuda ]] && ((cards > 1 && cards < 4)); then
+        tell 'four ranks' skipped "there are $cards cards"
+    else
+        four=("$paceline" run --nproc-per-node 4 --usage off)
+        more lm-pp-2-dp-2 lm "${four[@]}" "${alone[@]}" "${lm[@]}" --pp 2
+        more lm-tp-2-dp-2 lm-2-parts "${four[@]}" "${alone[@]}" "${lm[@]}" --tp 2
+        more lm-pp-2-tp-2 lm-2-parts "${four[@]}" "${alone[@]}" "${lm[@]}" --pp 2 --tp 2
+        more lm-pp-2-zero-3 lm "${four[@]}" "${alone[@]}" "${lm[@]}" --pp 2 --zero 3
+    fi
+    more lm-2-sequences '' "${lm[@]}" --nproc-per-node 1 --usage off --tp 2 --sequence-parallel on
+    more lm-sequence-2 lm-2-sequences "${two[@]}" "${alone[@]}" "${lm[@]}" --tp 2 --sequence-parallel on
+    if [[ $device == cpu ]] || ((cards > 1)); then
+        for strategy in dp model; do
+            more "lm-strategy-$strategy" lm "${lm[@]}" --usage off --strategy "$strategy" --devices 2
+        done
+    else
+        tell 'several devices' skipped "there is one"
+    fi
+    if part plan plan 120 "$paceline" plan "${text[@]}" --nproc-per-node 2; then
+        tell plan ok "$took s, $(grep -cE '^(dp|pp|tp) [0-9]' plan.out) layouts"
+    else
+        failed plan
+    fi
+fi
+
 for ((round = 2; round <= 5; round++)); do
     before=$measured
     # The library that went first goes last.
