@@ -46,7 +46,7 @@
 //! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`Precision`] and [`GradScaler`]: computing in bf16 or f16.
-//! - [`nn`]: blocks of a model that are recomputed in the backward pass, to save memory.
+//! - [`nn`]: blocks of a model that are recomputed in the backward pass, to save memory, and layers whose gradients a pipeline puts off.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory; its types are in
 //!   [`collectives`].
 //! - [`device`]: choosing and opening the CPU or a GPU.
@@ -81,7 +81,9 @@ pub mod collectives {
 
 /// The parts of a model that can be run in several ways with the same bits.
 pub mod nn {
-    pub use paceline_nn::{Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt};
+    pub use paceline_nn::{
+        Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt, linear, to_device,
+    };
 }
 
 /// One model on several devices, of one process or of several ranks.
