@@ -12,7 +12,8 @@ use super::order::in_one_order;
 ///
 /// In every variant the gradient of a stage's input leaves before the gradients of the weights of its
 /// [`linear`](paceline_nn::linear) layers are computed, so that the stage before waits for less. The first stage, which sends none, runs
-/// whole backward passes. So does a stage whose gradients NCCL reduces, except under `ZeroBubbleH1`.
+/// whole backward passes. So does a stage whose gradients NCCL reduces, except under `ZeroBubbleH1`. Blocks whose weights are cut into
+/// parts or gathered have no gradients to compute later. [`whole_cost`](super::whole_cost)s are those of such stages.
 ///
 /// *Numerics*: the same bits in every variant: each stage runs its backward passes in the order of the micro-batches.
 ///
