@@ -244,6 +244,11 @@ impl ProcessGroup {
         self.0.status.name()
     }
 
+    /// Whether it is a part of another group, so that its ranks have numbers of their own.
+    pub fn is_subgroup(&self) -> bool {
+        self.0.status.is_subgroup()
+    }
+
     /// The job's number of a rank of this group.
     ///
     /// *Panics*: when `rank` is not below [`world`](Self::world).

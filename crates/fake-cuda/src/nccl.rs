@@ -11,5 +11,5 @@ mod wire;
 pub(crate) use self::comm::{Comm, Join};
 pub(crate) use self::group::{Group, Task};
 pub(crate) use self::hub::{Id, open_hub};
-pub(crate) use self::number::Type;
+pub(crate) use self::number::{Fold, Type};
 pub(crate) use self::op::Op;

@@ -100,6 +100,8 @@ pub struct TreeSum {
 pub enum Kind {
     /// All ranks get the sum.
     AllReduce,
+    /// All ranks get the largest of all ranks' numbers.
+    Max,
     /// Each rank gets its part of the sum.
     ReduceScatter,
     /// All ranks get all ranks' data.
@@ -112,6 +114,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::AllReduce => "all-reduce",
+            Self::Max => "maximum",
             Self::ReduceScatter => "reduce-scatter",
             Self::AllGather => "all-gather",
             Self::TreeSum => "sum in the tree's order",

@@ -22,6 +22,10 @@ use crate::version::Version;
 /// order, with buffers of the same length. NCCL does not check this: a different call on a rank leads to a deadline or to
 /// wrong numbers.
 ///
+/// A rank of several groups, as along the dimensions of a mesh, [joins](Self::join_lane) each as a *lane*. The calls of all lanes of a
+/// device run in one order, that of their submission, so that order must fit on all ranks: there must be one order of the calls of
+/// all groups of which every rank submits its own.
+///
 /// One thread, `rank3/nccl`, makes all NCCL calls and polls the group's health. A failure of the group ends NCCL's calls within
 /// a millisecond, and their tickets carry the group's error, which names the rank to blame. If that thread is stuck in the
 /// driver, another one aborts NCCL in its place.
@@ -30,16 +34,26 @@ use crate::version::Version;
 /// then meet in a barrier of the group, which names a missing one ([`NcclError::Deadline`]). The wait for the caller's own work
 /// before a call has no deadline. Dropping waits until running calls have finished or failed.
 ///
-/// *Errors*: the first failure latches, fails the group as well, and every later call returns it.
+/// *Errors*: the first failure of any lane latches, fails the groups of all lanes as well, and every later call returns it. A
+/// sub-group's failure says its name and the job's number of the rank to blame ([`NcclError::Along`]).
 pub struct Communicator {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) group: ProcessGroup,
     pub(crate) joined: Joined,
-    /// The NCCL thread and its watchdog; taken on drop.
-    pub(crate) threads: Option<[JoinHandle<()>; 2]>,
+    /// Of all lanes; they end with the last one.
+    pub(crate) threads: Arc<Threads>,
 }
 
-/// The result of the join on the NCCL thread.
+/// The NCCL thread and its watchdog.
+pub(crate) struct Threads {
+    pub(crate) shared: Arc<Shared>,
+    /// Taken on drop.
+    pub(crate) running: Option<[JoinHandle<()>; 2]>,
+}
+
+/// The result of a join on the NCCL thread.
 pub(crate) struct Joined {
+    pub(crate) lane: usize,
     pub(crate) context: Context,
     /// Untimed events, for data that becomes ready.
     pub(crate) pool: Arc<Pool>,
@@ -64,14 +78,31 @@ impl Communicator {
         crate::worker::start(group, device, options)
     }
 
+    /// Joins the other ranks of a further group, all of which must call this or [`join`](Self::join), after the same calls of the
+    /// lanes that they share. The result is used and dropped as this one is; the device, its stream and its thread are the same, and
+    /// stay until both are dropped. Ranks may join their groups in different orders if none waits for another one.
+    ///
+    /// *Blocks*: until all earlier calls have ended, and then as [`join`](Self::join).
+    ///
+    /// *Errors*: as [`join`](Self::join). Before NCCL has begun to connect, all ranks of `group` get the same error, and the other
+    /// lanes stay as they are. Later failures, such as the probe's findings, are failures of all lanes.
+    pub fn join_lane(&self, group: &ProcessGroup) -> Result<Self, NcclError> {
+        Ok(Self {
+            joined: self.shared.join(group)?,
+            shared: self.shared.clone(),
+            group: group.clone(),
+            threads: self.threads.clone(),
+        })
+    }
+
     /// This rank's number.
     pub fn rank(&self) -> usize {
-        self.shared.rank()
+        self.group.rank()
     }
 
     /// Number of ranks.
     pub fn world(&self) -> usize {
-        self.shared.group.world()
+        self.group.world()
     }
 
     /// Version of NCCL, the same on all ranks.
@@ -119,6 +150,15 @@ impl Communicator {
         label: Label,
     ) -> Ticket {
         self.submit(Work::AllReduce(float), buffer, before, label)
+    }
+
+    /// Replaces the whole buffer on every rank by the largest numbers of all ranks' buffers, element by element.
+    ///
+    /// *Numerics*: exact. Where a rank has a NaN, or ranks have zeros of both signs, the result is NCCL's choice.
+    ///
+    /// *Errors*: as [`all_reduce`](Self::all_reduce).
+    pub fn max(&self, buffer: DeviceBuffer, float: Float, before: Before, label: Label) -> Ticket {
+        self.submit(Work::Max(float), buffer, before, label)
     }
 
     /// Replaces each rank's part of its buffer by the sum of all ranks' buffers there. The content of the rest is undefined
@@ -182,13 +222,13 @@ impl Communicator {
 
     /// Makes all later work of the device's primary context wait for these calls, as [`Ticket::order_after`] of each.
     ///
-    /// *Cost*: one wait for the last of them, since calls run in order.
+    /// *Cost*: one wait for the last of them, since calls of all lanes run in order.
     pub fn release(&self, tickets: &[&Ticket]) -> Result<(), NcclError> {
         let last = tickets.iter().max_by_key(|ticket| ticket.call().seq);
         last.map_or(Ok(()), |ticket| ticket.order_after())
     }
 
-    /// Ends this rank's part at once, when running calls have finished or failed. For ranks that go on without a lost one, or with
+    /// Ends this rank's part in all lanes at once, when running calls have finished or failed. For ranks that go on without a lost one, or with
     /// another one: they join a communicator of their next group.
     ///
     /// NCCL is aborted and never destroyed, because a communicator that has lost a rank may hang in its orderly end.
@@ -214,6 +254,7 @@ impl Communicator {
             Some(reason) => Err(Refused::Wrong(reason)),
             None => self.ready(before).map_err(Refused::Driver),
         };
+        let work = (self.joined.lane, work);
         Ticket(self.shared.submit(work, label, buffer, ready))
     }
 
@@ -233,14 +274,16 @@ impl Communicator {
     fn wrong(&self, work: &Work, buffer: &DeviceBuffer) -> Option<String> {
         let (bytes, world) = (buffer.bytes, self.world());
         match work {
-            Work::AllReduce(float) if !bytes.is_multiple_of(float.bytes()) => Some(format!(
-                "{bytes} bytes are no multiple of a number's {}",
-                float.bytes()
-            )),
+            Work::AllReduce(float) | Work::Max(float) if !bytes.is_multiple_of(float.bytes()) => {
+                Some(format!(
+                    "{bytes} bytes are no multiple of a number's {}",
+                    float.bytes()
+                ))
+            }
             Work::ReduceScatter(float, counts) => wrong_parts(counts, float.bytes(), world, bytes),
             Work::AllGather(counts) => wrong_parts(counts, 1, world, bytes),
             Work::TreeSum(sum) => crate::tree_sum::wrong(sum, (self.rank(), world), bytes),
-            Work::AllReduce(_) => None,
+            Work::AllReduce(_) | Work::Max(_) => None,
         }
     }
 }
@@ -282,15 +325,17 @@ impl fmt::Debug for Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let rank = self.rank();
-            self.shared.group.abort("it panicked");
-            self.shared
-                .fail(NcclError::system(rank, "go on", "it panicked"));
+            self.shared.abandon("go on", "it panicked");
         }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
         self.shared.close();
         // A wedged thread is leaked with its buffers.
         if self.shared.await_end() {
-            for thread in self.threads.take().into_iter().flatten() {
+            for thread in self.running.take().into_iter().flatten() {
                 // If it panicked, it has settled all calls with an error.
                 let _ = thread.join();
             }

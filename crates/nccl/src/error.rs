@@ -111,6 +111,16 @@ pub enum NcclError {
         /// Advice, if there is any.
         hint: Option<String>,
     },
+    /// A failure in a group of some of the job's ranks, which have other numbers there.
+    #[error("group {group}{}: {error}", .rank.map(|rank| format!(", rank {rank} of the job")).unwrap_or_default())]
+    Along {
+        /// The group of the ranks.
+        group: String,
+        /// The job's number of the rank to blame.
+        rank: Option<usize>,
+        /// The failure, with numbers of the group.
+        error: Box<NcclError>,
+    },
     /// The group failed, and NCCL was aborted with it. The error names the rank to blame.
     #[error(transparent)]
     Group(#[from] GroupError),
@@ -172,9 +182,10 @@ impl NcclError {
         }
     }
 
-    /// The rank to blame, if known.
+    /// The rank to blame, if known: its number in the job for [`Along`](Self::Along), otherwise that in the communicator.
     pub fn culprit(&self) -> Option<usize> {
         match self {
+            Self::Along { rank, .. } => *rank,
             Self::Group(error) => error.culprit(),
             Self::Deadline { source, .. } => source.as_ref().and_then(|it| it.culprit()),
             Self::Wedged {
@@ -190,6 +201,7 @@ impl NcclError {
     /// Whether the error is a timeout.
     pub fn is_deadline(&self) -> bool {
         match self {
+            Self::Along { error, .. } => error.is_deadline(),
             Self::Group(error) => error.is_deadline(),
             Self::Deadline { .. } => true,
             Self::Wedged { because, .. } => because.as_ref().is_none_or(|it| it.is_deadline()),
@@ -200,6 +212,7 @@ impl NcclError {
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
+            Self::Along { error, .. } => return error.hint(),
             Self::Group(error) => return error.hint(),
             Self::Deadline {
                 source: Some(source),
@@ -276,6 +289,23 @@ impl NcclError {
             _ => return None,
         };
         Some(text.into())
+    }
+
+    /// Whether its ranks have the job's numbers, because it says which group it comes from.
+    pub(crate) fn is_named(&self) -> bool {
+        match self {
+            Self::Along { .. } => true,
+            Self::Wedged { because, .. } => because.as_ref().is_some_and(|it| it.is_named()),
+            _ => false,
+        }
+    }
+
+    /// Whether all ranks of the group get the same error without being told.
+    pub(crate) fn is_known(&self) -> bool {
+        matches!(
+            self,
+            Self::Group(_) | Self::Probe { .. } | Self::WrongResult { .. }
+        )
     }
 
     /// The same failure, attributed to a call.

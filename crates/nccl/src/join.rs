@@ -2,70 +2,41 @@
 
 use std::sync::Arc;
 
+use paceline_collective::ProcessGroup;
+
 use crate::communicator::Joined;
 use crate::driver::Driver;
 use crate::error::NcclError;
-use crate::identity::{Identity, agree, heard, own, stated};
+use crate::identity::{agree as all_agree, heard, own, stated};
 use crate::nccl::{Comm, Nccl, UNIQUE_ID_BYTES, UniqueId};
-use crate::options::NcclOptions;
-use crate::pool::Pool;
+use crate::options::{NcclOptions, Probe};
 use crate::report::PairReport;
-use crate::shared::Shared;
-use crate::worker::{Track, Worker};
+use crate::shared::{Lane, Shared};
+use crate::worker::Worker;
 
-/// A rank's libraries and device, opened before it exchanges anything with other ranks.
-struct Opened {
-    nccl: Nccl,
-    track: Track,
-    identity: Identity,
-}
-
-/// Joins the other ranks, on the thread that makes all NCCL calls.
+/// Joins the other ranks of the first lane, on the thread that makes all NCCL calls.
 pub(crate) fn join(
     shared: &Arc<Shared>,
     device: usize,
     options: &NcclOptions,
 ) -> Result<(Worker, Joined), NcclError> {
-    let group = &shared.group;
-    let opened = open(shared, device, options);
-    let said = group.all_gather_bytes(&stated(opened.as_ref().map(|it| &it.identity)))?;
-    let opened = opened?;
-    let statements = said.iter().enumerate();
-    let all = agree(statements.map(|(rank, bytes)| heard(rank, bytes)).collect())?;
-    let control = (group.world() > 1)
-        .then(|| group.split(Some(0), group.rank() as i64))
-        .transpose()?
-        .flatten();
-    let id = identity(shared, opened.nccl)?;
-
-    let (rank, world) = (group.rank(), group.world());
-    let first = all.first().unwrap_or(&opened.identity);
-    let probe = (first.probe, first.probe_bytes);
-    let places = all.into_iter().map(|identity| identity.place).collect();
-    let mut report = PairReport::empty(opened.nccl.version, places);
-    let context = opened.track.stream.context.clone();
-    let begin = || Comm::begin(opened.nccl, id, rank, world);
-    let mut worker = Worker::connect(shared, (opened.track, control), begin)?;
-    if let Err(error) = crate::probe::probe(&mut worker, probe, &mut report) {
-        return Err(worker.give_up(error));
-    }
-    worker.clear();
-    if let Some((from, to, speed)) = report.slowest() {
-        tracing::info!(
-            "NCCL {} connects {world} ranks; the slowest pair reaches {speed:.1} GB/s, from rank {from} to rank {to}",
-            report.nccl
-        );
-    }
-    let joined = Joined {
-        pool: Pool::new(&context, false),
-        context,
-        report,
+    let mut worker = match open(shared, device, options) {
+        Ok(worker) => worker,
+        Err(error) => {
+            // The others wait for what this rank says.
+            shared.group.all_gather_bytes(&stated(Err(&error)))?;
+            return Err(error);
+        }
     };
-    Ok((worker, joined))
+    let agreed = agree(&worker, &shared.group)?;
+    match agreed.connect(&mut worker) {
+        Ok(joined) => Ok((worker, joined)),
+        Err(error) => Err(worker.give_up(0, error)),
+    }
 }
 
 /// Opens the libraries and the device, and makes the device's context current on this thread.
-fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened, NcclError> {
+fn open(shared: &Arc<Shared>, device: usize, options: &NcclOptions) -> Result<Worker, NcclError> {
     crate::environment::check(&crate::environment::here)?;
     let nccl = shared.within("loading NCCL", || Nccl::load(&options.places))?;
     let driver = shared.within("cuInit", || Driver::load(&options.places))?;
@@ -73,18 +44,78 @@ fn open(shared: &Shared, device: usize, options: &NcclOptions) -> Result<Opened,
         let device = driver.device(device)?;
         let context = device.primary()?;
         context.make_current()?;
-        Ok(Opened {
-            nccl,
-            track: Track::new(context.stream()?)?,
-            identity: own(shared.rank(), &device, nccl.version, options)?,
-        })
+        let identity = own(shared.rank(), &device, nccl.version, options)?;
+        Worker::new(shared, (nccl, identity), context.stream()?)
     })
 }
 
+/// A lane whose ranks can connect.
+pub(crate) struct Agreed {
+    lane: Lane,
+    id: UniqueId,
+    probe: (Probe, usize),
+    report: PairReport,
+}
+
+/// Finds out whether the ranks of a group can connect. NCCL has not begun then.
+///
+/// *Errors*: the same on all ranks, unless the group has failed.
+pub(crate) fn agree(worker: &Worker, group: &ProcessGroup) -> Result<Agreed, NcclError> {
+    let mut identity = worker.identity.clone();
+    identity.place.rank = group.rank();
+    let said = group.all_gather_bytes(&stated(Ok(&identity)))?;
+    let statements = said.iter().enumerate();
+    let all = all_agree(statements.map(|(rank, bytes)| heard(rank, bytes)).collect())?;
+    let control = (group.world() > 1)
+        .then(|| group.split(Some(0), group.rank() as i64))
+        .transpose()?
+        .flatten();
+    let first = all.first().unwrap_or(&identity);
+    let probe = (first.probe, first.probe_bytes);
+    let places = all.into_iter().map(|identity| identity.place).collect();
+    Ok(Agreed {
+        id: unique_id(worker, group)?,
+        lane: Lane {
+            group: group.clone(),
+            control,
+        },
+        probe,
+        report: PairReport::empty(worker.nccl.version, places),
+    })
+}
+
+impl Agreed {
+    /// Connects the ranks, and tests the connections.
+    pub(crate) fn connect(self, worker: &mut Worker) -> Result<Joined, NcclError> {
+        let mut report = self.report;
+        let (rank, world) = (self.lane.group.rank(), self.lane.group.world());
+        let (nccl, number) = (worker.nccl, worker.lanes());
+        worker.connect(self.lane, || Comm::begin(nccl, self.id, rank, world))?;
+        crate::probe::probe(worker, self.probe, &mut report)?;
+        worker.clear();
+        if let Some((from, to, speed)) = report.slowest() {
+            tracing::info!(
+                "NCCL {} connects {world} ranks; the slowest pair reaches {speed:.1} GB/s, from rank {from} to rank {to}",
+                report.nccl
+            );
+        }
+        Ok(Joined {
+            lane: number,
+            pool: worker.pool.clone(),
+            context: worker.stream.context.clone(),
+            report,
+        })
+    }
+}
+
 /// NCCL's unique id of the communicator. Rank 0 creates it and sends it over the group, whose connections are authenticated.
-fn identity(shared: &Shared, nccl: Nccl) -> Result<UniqueId, NcclError> {
-    let group = &shared.group;
-    let own = (group.rank() == 0).then(|| shared.within("ncclGetUniqueId", || nccl.unique_id()));
+fn unique_id(worker: &Worker, group: &ProcessGroup) -> Result<UniqueId, NcclError> {
+    let create = || {
+        worker
+            .shared
+            .within("ncclGetUniqueId", || worker.nccl.unique_id())
+    };
+    let own = (group.rank() == 0).then(create);
     let told = own.as_ref().map(|made| match made {
         Ok(id) => id.0.to_vec(),
         Err(error) => error.to_string().into_bytes(),

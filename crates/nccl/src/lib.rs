@@ -6,7 +6,8 @@
 //!
 //! # Order
 //!
-//! Calls run on the communicator's own stream. [`Before`] says when a call's data is ready, and [`Communicator::release`] makes
+//! Calls of all groups that a rank [joins](Communicator::join_lane) run on one stream, in one order: a device waits for a call with
+//! all its streams, so two queues of calls could wait for each other. [`Before`] says when a call's data is ready, and [`Communicator::release`] makes
 //! later work wait for it; with [`Before::Context`] both happen on the device, without a wait on the host.
 //!
 //! # Numerics

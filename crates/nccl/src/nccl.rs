@@ -70,8 +70,14 @@ impl Config {
     }
 }
 
-/// `ncclSum`.
-const SUM: c_int = 0;
+/// `ncclRedOp_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reduce {
+    /// `ncclSum`.
+    Sum = 0,
+    /// `ncclMax`.
+    Max = 2,
+}
 
 /// `ncclUint8`: for data that is moved, not added.
 const BYTES: c_int = 1;
@@ -372,7 +378,7 @@ impl Comm {
         put.and(self.nccl.check(ended, raw))
     }
 
-    /// Sums `count` numbers in place.
+    /// Reduces `count` numbers in place.
     ///
     /// # Safety
     ///
@@ -380,14 +386,14 @@ impl Comm {
     pub(crate) unsafe fn all_reduce(
         &self,
         ptr: u64,
-        count: usize,
-        data: Float,
+        (count, data): (usize, Float),
+        reduce: Reduce,
         stream: &Stream,
     ) -> Result<(), NcclError> {
         let (from, to, data) = (ptr as *const c_void, ptr as *mut c_void, data as c_int);
         // SAFETY: the caller's contract.
         self.call(|nccl, raw| unsafe {
-            nccl.all_reduce(from, to, count, data, SUM, raw, stream.raw)
+            nccl.all_reduce(from, to, count, data, reduce as c_int, raw, stream.raw)
         })
     }
 
@@ -406,7 +412,8 @@ impl Comm {
         let (from, to, data) = (ptr as *const c_void, ptr as *mut c_void, data as c_int);
         // SAFETY: the caller's contract.
         self.call(|nccl, raw| unsafe {
-            nccl.reduce(from, to, count, data, SUM, root as c_int, raw, stream.raw)
+            let op = Reduce::Sum as c_int;
+            nccl.reduce(from, to, count, data, op, root as c_int, raw, stream.raw)
         })
     }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::call::Float;
 use crate::driver::Memory;
 use crate::error::NcclError;
+use crate::nccl::Reduce;
 use crate::options::Probe;
 use crate::report::{PairFailure, PairReport};
 use crate::worker::Worker;
@@ -25,7 +26,7 @@ const SUMMED: usize = 4096;
 /// Words that each rank sends to each other one in the exchange.
 const EXCHANGED_WORDS: usize = 256;
 
-/// Runs the probe and records the results in `report`.
+/// Runs the probe of the newest lane and records the results in `report`.
 ///
 /// *Errors*: data arrived wrong or not at all; the same on all ranks.
 pub(crate) fn probe(
@@ -33,7 +34,7 @@ pub(crate) fn probe(
     (probe, bytes): (Probe, usize),
     report: &mut PairReport,
 ) -> Result<(), NcclError> {
-    let world = worker.shared.group.world();
+    let world = worker.newest().world();
     if probe == Probe::Pairs && (2..=crate::PROBED_WORLD_MAX).contains(&world) {
         pairs(worker, bytes.clamp(BYTES_MIN, BYTES_MAX), report)?;
     }
@@ -59,7 +60,7 @@ enum Went {
 
 /// Tests every pair alone, in both directions at once, in rounds in which every rank has one partner.
 fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
+    let (rank, world) = (worker.newest().rank(), worker.newest().world());
     report.message_bytes = bytes;
     let memory = [worker.room(bytes)?, worker.room(bytes)?];
     for round in 0..rounds(world) {
@@ -68,7 +69,7 @@ fn pairs(worker: &mut Worker, bytes: usize, report: &mut PairReport) -> Result<(
             None => Went::Idle,
         };
         let told = serde_json::to_vec(&went).expect("words and numbers are always JSON");
-        let all = worker.shared.group.all_gather_bytes(&told)?;
+        let all = worker.newest().all_gather_bytes(&told)?;
         let mut is_over = false;
         for (to, told) in all.iter().enumerate() {
             let went = serde_json::from_slice(told).unwrap_or_else(|error| Went::Failed {
@@ -154,7 +155,7 @@ fn exchanges(
     (rank, peer): (usize, usize),
 ) -> Result<Went, NcclError> {
     let bytes = sent.bytes;
-    let limit = PAIR_LIMIT.min(worker.shared.group.timeout() / 2);
+    let limit = PAIR_LIMIT.min(worker.newest().timeout() / 2);
     let written = pattern(rank, peer, bytes);
     write(worker, sent, &written)?;
     // Leftovers of the previous round must not pass for the expected data.
@@ -213,8 +214,8 @@ fn mixed(seed: u64) -> u64 {
 
 /// A sum over all ranks, of numbers whose sum is exact in any order.
 fn sum(worker: &mut Worker) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
-    let limit = worker.shared.limit();
+    let (rank, world) = (worker.newest().rank(), worker.newest().world());
+    let limit = worker.limit();
     let own = |rank: usize, place: usize| ((rank + 1) * (place % 7 + 1)) as f32;
     let bytes: Vec<u8> = (0..SUMMED)
         .flat_map(|place| own(rank, place).to_le_bytes())
@@ -223,7 +224,7 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
     write(worker, &room, &bytes)?;
     worker.complete("a sum over all ranks", limit, |comm, stream| {
         // SAFETY: the room has this many numbers, and lives as above.
-        unsafe { comm.all_reduce(room.ptr, SUMMED, Float::F32, stream) }
+        unsafe { comm.all_reduce(room.ptr, (SUMMED, Float::F32), Reduce::Sum, stream) }
     })?;
     let read = read(worker, &room)?;
     let wrong = read.chunks_exact(4).enumerate().find_map(|(place, came)| {
@@ -236,8 +237,8 @@ fn sum(worker: &mut Worker) -> Result<(), NcclError> {
 
 /// Every rank sends every other one different data.
 fn exchange(worker: &mut Worker) -> Result<(), NcclError> {
-    let (rank, world) = (worker.shared.rank(), worker.shared.group.world());
-    let limit = worker.shared.limit();
+    let (rank, world) = (worker.newest().rank(), worker.newest().world());
+    let limit = worker.limit();
     let each = EXCHANGED_WORDS * 8;
     let sent: Vec<u8> = (0..world)
         .flat_map(|peer| pattern(rank, peer, each))
@@ -283,7 +284,7 @@ fn judge(
     wrong: Option<(String, String)>,
 ) -> Result<(), NcclError> {
     let own = serde_json::to_vec(&wrong).expect("strings are always JSON");
-    let all = worker.shared.group.all_gather_bytes(&own)?;
+    let all = worker.newest().all_gather_bytes(&own)?;
     for (rank, bytes) in all.iter().enumerate() {
         let wrong: Option<(String, String)> = serde_json::from_slice(bytes).unwrap_or_default();
         if let Some((expected, got)) = wrong {

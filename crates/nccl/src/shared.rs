@@ -1,7 +1,7 @@
-//! State shared by callers, the NCCL thread and its watchdog: orders, open calls, the first failure.
+//! State shared by callers, the NCCL thread and its watchdog: lanes, orders, open calls, the first failure.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, LockResult, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_collective::ProcessGroup;
@@ -28,6 +28,7 @@ pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
 #[derive(Debug)]
 pub(crate) enum Work {
     AllReduce(Float),
+    Max(Float),
     /// With the numbers of each rank's part.
     ReduceScatter(Float, Arc<[usize]>),
     /// With the bytes of each rank's part.
@@ -39,6 +40,7 @@ impl Work {
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::AllReduce(_) => Kind::AllReduce,
+            Self::Max(_) => Kind::Max,
             Self::ReduceScatter(..) => Kind::ReduceScatter,
             Self::AllGather(_) => Kind::AllGather,
             Self::TreeSum(_) => Kind::TreeSum,
@@ -63,8 +65,43 @@ pub(crate) enum Refused {
     Driver(NcclError),
 }
 
+/// Ranks that are connected by one communicator of NCCL's, as they are watched.
+#[derive(Clone)]
+pub(crate) struct Lane {
+    pub(crate) group: ProcessGroup,
+    /// A sub-group of the same ranks, which finds the missing ones if NCCL stalls. `None` for one rank.
+    pub(crate) control: Option<ProcessGroup>,
+}
+
+impl Lane {
+    fn health(&self) -> Result<(), NcclError> {
+        let health = self.group.health();
+        health.map_err(|error| self.named(error.into()))
+    }
+
+    /// An error of this lane. Ranks have numbers of their own in a sub-group, so its name is added.
+    fn named(&self, error: NcclError) -> NcclError {
+        if !self.group.is_subgroup() || error.is_named() {
+            return error;
+        }
+        NcclError::Along {
+            group: self.group.name().into(),
+            rank: error.culprit().map(|rank| self.group.global_rank(rank)),
+            error: Box::new(error),
+        }
+    }
+}
+
+/// What the NCCL thread is to do next.
+pub(crate) enum Order {
+    Call(Call),
+    /// Connect the ranks of another group.
+    Join(ProcessGroup),
+}
+
 /// A queued call.
-pub(crate) struct Order {
+pub(crate) struct Call {
+    pub(crate) lane: usize,
     pub(crate) work: Work,
     pub(crate) buffer: DeviceBuffer,
     pub(crate) ready: Ready,
@@ -89,15 +126,19 @@ impl Foreign {
 
 /// The part of a rank's communicator that several threads use.
 pub(crate) struct Shared {
+    /// The first lane's.
     pub(crate) group: ProcessGroup,
     pub(crate) grace: Duration,
+    lanes: Mutex<Vec<Lane>>,
+    /// Held while a further lane joins.
+    joins: Mutex<()>,
     state: Mutex<State>,
     /// Signals orders, room for orders, a failure or the end.
     changed: Condvar,
     /// Wakes the watchdog.
     watched: Condvar,
-    /// Lets the watchdog end the communicator if its thread cannot.
-    ender: OnceLock<Ender>,
+    /// Lets the watchdog end the lanes if their thread cannot.
+    enders: Mutex<Vec<Ender>>,
 }
 
 #[derive(Default)]
@@ -123,7 +164,7 @@ struct State {
     joining: Joining,
 }
 
-/// The progress of the join.
+/// The progress of the latest join.
 #[derive(Default)]
 enum Joining {
     #[default]
@@ -138,10 +179,15 @@ impl Shared {
         Arc::new(Self {
             group: group.clone(),
             grace,
+            lanes: Mutex::new(vec![Lane {
+                group: group.clone(),
+                control: None,
+            }]),
+            joins: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             watched: Condvar::new(),
-            ender: OnceLock::new(),
+            enders: Mutex::default(),
         })
     }
 
@@ -149,13 +195,42 @@ impl Shared {
         unpoisoned(self.state.lock())
     }
 
+    /// The rank's number in the first lane.
     pub(crate) fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    /// The limit of a wait for NCCL: the group's own errors, which name the rank to blame, come first.
+    pub(crate) fn lanes(&self) -> Vec<Lane> {
+        unpoisoned(self.lanes.lock()).clone()
+    }
+
+    pub(crate) fn lane(&self, lane: usize) -> Lane {
+        unpoisoned(self.lanes.lock())[lane].clone()
+    }
+
+    /// Watches the ranks of a lane that begins to connect.
+    pub(crate) fn watch_lane(&self, number: usize, lane: Lane) {
+        let mut lanes = unpoisoned(self.lanes.lock());
+        lanes.truncate(number);
+        lanes.push(lane);
+    }
+
+    /// The failure of any lane's group.
+    pub(crate) fn health(&self) -> Result<(), NcclError> {
+        let lanes = unpoisoned(self.lanes.lock());
+        lanes.iter().try_for_each(Lane::health)
+    }
+
+    /// The limit of a wait for NCCL in a lane: the group's own errors, which name the rank to blame, come first.
+    pub(crate) fn limit_of(&self, lane: usize) -> Duration {
+        self.lane(lane).group.timeout() + self.grace
+    }
+
+    /// The longest limit of any lane.
     pub(crate) fn limit(&self) -> Duration {
-        self.group.timeout() + self.grace
+        let lanes = unpoisoned(self.lanes.lock());
+        let longest = lanes.iter().map(|lane| lane.group.timeout()).max();
+        longest.unwrap_or_default() + self.grace
     }
 
     /// The first failure, if there is one.
@@ -172,7 +247,7 @@ impl Shared {
     /// *Blocks*: only while [`QUEUED_MAX`] calls are queued.
     pub(crate) fn submit(
         &self,
-        work: Work,
+        (lane, work): (usize, Work),
         label: Label,
         buffer: DeviceBuffer,
         ready: Result<Ready, Refused>,
@@ -187,19 +262,20 @@ impl Shared {
             label,
         };
         let outcome = Outcome::new(call);
-        if let Some((error, _)) = &state.failure {
-            outcome.settle(Err(error.clone()));
+        if let Some(error) = state.refusal(self.rank()) {
+            outcome.settle(Err(error));
             return outcome;
         }
         let error = match ready {
             Ok(ready) => {
                 state.open.push_back(outcome.clone());
-                state.queue.push_back(Order {
+                state.queue.push_back(Order::Call(Call {
+                    lane,
                     work,
                     buffer,
                     ready,
                     outcome: outcome.clone(),
-                });
+                }));
                 drop(state);
                 self.changed.notify_all();
                 self.watched.notify_all();
@@ -207,19 +283,33 @@ impl Shared {
             }
             Err(Refused::Driver(error)) => error.during(call),
             Err(Refused::Wrong(reason)) => {
-                let rank = self.rank();
+                let rank = self.lane(lane).group.rank();
                 let what = format!("called NCCL's {call} with invalid arguments: {reason}");
                 NcclError::of_rank(rank, format!("rank {rank} {what}"))
             }
         };
         drop(state);
         // The peers will issue the call, so the ranks are out of step.
-        self.group.abort_over(error.culprit(), &error.to_string());
-        outcome.settle(Err(self.fail(error)));
+        outcome.settle(Err(self.give_up(lane, error)));
         outcome
     }
 
-    /// The next call; `None` if none comes within `wait`. `Err` at the end.
+    /// Has another group's ranks join, and waits for the result.
+    pub(crate) fn join(&self, group: &ProcessGroup) -> Result<Joined, NcclError> {
+        let _one = unpoisoned(self.joins.lock());
+        let mut state = self.lock();
+        if let Some(error) = state.refusal(self.rank()) {
+            return Err(error);
+        }
+        state.joining = Joining::Begun;
+        state.queue.push_back(Order::Join(group.clone()));
+        drop(state);
+        self.changed.notify_all();
+        self.watched.notify_all();
+        self.await_joined()
+    }
+
+    /// The next order; `None` if none comes within `wait`. `Err` at the end.
     pub(crate) fn next(&self, wait: Option<Duration>) -> Result<Option<Order>, Ended> {
         let is_idle = |state: &mut State| {
             let is_over = state.failure.is_some() || (state.closing && wait.is_none());
@@ -270,6 +360,34 @@ impl Shared {
         first
     }
 
+    /// Latches a lane's failure, and ends the waiting of the ranks of all lanes. Returns the first failure.
+    pub(crate) fn give_up(&self, lane: usize, error: NcclError) -> NcclError {
+        let mut lanes = self.lanes();
+        let own = lanes.remove(lane);
+        let culprit = error.culprit().filter(|_| !error.is_named());
+        let is_known = error.is_known();
+        let first = self.fail(own.named(error));
+        let text = first.to_string();
+        // Those of a group that has failed know why.
+        if !is_known && own.group.health().is_ok() {
+            own.group.abort_over(culprit, &text);
+        }
+        for other in lanes {
+            if other.group.health().is_ok() {
+                other.group.abort(&text);
+            }
+        }
+        first
+    }
+
+    /// Tells the ranks of all lanes that this one gives up, and latches it.
+    pub(crate) fn abandon(&self, doing: &str, why: &str) {
+        for lane in self.lanes() {
+            lane.group.abort(why);
+        }
+        self.fail(NcclError::system(self.rank(), doing, why));
+    }
+
     /// Runs a foreign function under the watchdog. Calls may be nested.
     pub(crate) fn within<T>(&self, function: &'static str, run: impl FnOnce() -> T) -> T {
         self.foreign(function, true, run)
@@ -301,13 +419,12 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Reports that there is a communicator.
+    /// Reports that a lane has a communicator.
     pub(crate) fn began(&self, ender: Ender) {
-        let is_first = self.ender.set(ender).is_ok();
-        debug_assert!(is_first, "one communicator for each thread");
+        unpoisoned(self.enders.lock()).push(ender);
     }
 
-    /// Waits for the join's result, or until the thread is wedged.
+    /// Waits for the result of a join, or until the thread is wedged.
     pub(crate) fn await_joined(&self) -> Result<Joined, NcclError> {
         let mut state = self.lock();
         loop {
@@ -337,7 +454,7 @@ impl Shared {
 
     /// Whether the communicator ends without its peers, which may be gone.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.lock().leaving || self.group.health().is_err()
+        self.lock().leaving || self.health().is_err()
     }
 
     /// Reports that the thread has ended.
@@ -367,9 +484,9 @@ impl Shared {
         drop(state);
         let because = match failure {
             Some(failure) => Some(failure),
-            None => self.group.health().err().map(|error| {
+            None => self.health().err().map(|error| {
                 let at = *self.lock().noticed.get_or_insert_with(Instant::now);
-                (error.into(), at)
+                (error, at)
             }),
         };
         let Some(foreign) = foreign else { return true };
@@ -387,14 +504,15 @@ impl Shared {
         false
     }
 
-    /// Aborts the communicator in place of its thread, which is in a driver function.
+    /// Aborts all lanes in place of their thread, which is in a driver function.
     ///
     /// That function may wait for all of the device's work: directly, or for a lock held by a caller that allocates or frees
     /// memory. That work includes NCCL's kernels, which wait for a dead peer; only the abort ends them.
     fn end_from_outside(self: &Arc<Self>, foreign: Foreign, error: &NcclError) {
-        let Some(ender) = self.ender.get().cloned() else {
+        let enders = unpoisoned(self.enders.lock()).clone();
+        if enders.is_empty() {
             return;
-        };
+        }
         if std::mem::replace(&mut self.lock().ending, true) {
             return;
         }
@@ -403,7 +521,8 @@ impl Shared {
         let shared = self.clone();
         let end = move || {
             let is_away = || shared.lock().foreign.is_some_and(|now| now == foreign);
-            if !ender.abort(is_away) {
+            let ended = enders.iter().map(|ender| ender.abort(is_away));
+            if ended.filter(|ended| !ended).count() > 0 {
                 shared.lock().ending = false;
             }
         };
@@ -420,13 +539,22 @@ impl Shared {
             because: because.map(Box::new),
         };
         self.lock().wedged = true;
-        self.group.abort_over(error.culprit(), &error.to_string());
-        self.fail(error);
+        self.give_up(0, error);
         self.changed.notify_all();
     }
 }
 
 impl State {
+    /// Why no more orders are taken, if so.
+    fn refusal(&self, rank: usize) -> Option<NcclError> {
+        match &self.failure {
+            Some((error, _)) => Some(error.clone()),
+            None => self.closing.then(|| {
+                NcclError::system(rank, "go on calling NCCL", "its communicator has ended")
+            }),
+        }
+    }
+
     /// Whether nothing can hang.
     fn is_quiet(&self) -> bool {
         matches!(self.joining, Joining::Told)

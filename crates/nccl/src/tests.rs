@@ -2,6 +2,7 @@
 
 mod calls;
 mod failures;
+mod lanes;
 mod processes;
 mod real;
 mod start;

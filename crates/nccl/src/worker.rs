@@ -1,4 +1,4 @@
-//! The NCCL thread: starts calls, polls the running ones, and gives up when the group has failed.
+//! The NCCL thread: connects lanes, starts their calls, polls the running ones, and gives up when a group has failed.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -9,14 +9,16 @@ use paceline_collective::ProcessGroup;
 
 use crate::call::DeviceBuffer;
 use crate::clock::Clock;
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, Threads};
 use crate::driver::{Memory, Stream};
 use crate::error::NcclError;
-use crate::nccl::Comm;
+use crate::identity::Identity;
+use crate::join::agree;
+use crate::nccl::{Comm, Nccl, Reduce};
 use crate::options::NcclOptions;
 use crate::pool::{Pool, PooledEvent};
 use crate::reason::give_reason;
-use crate::shared::{Order, Ready, Shared, Work};
+use crate::shared::{Call, Lane, Order, Ready, Shared, Work};
 use crate::ticket::{CallTiming, Outcome};
 use crate::tree_sum::Adder;
 
@@ -59,9 +61,13 @@ pub(crate) fn start(
     })?;
     match shared.await_joined() {
         Ok(joined) => Ok(Communicator {
-            shared,
+            group: group.clone(),
             joined,
-            threads: Some([thread, watchdog]),
+            threads: Arc::new(Threads {
+                shared: shared.clone(),
+                running: Some([thread, watchdog]),
+            }),
+            shared,
         }),
         Err(error) => {
             shared.close();
@@ -82,10 +88,8 @@ struct End<'a>(&'a Shared);
 impl Drop for End<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let rank = self.0.rank();
-            self.0.group.abort("the thread that calls NCCL panicked");
-            let error = NcclError::system(rank, "go on calling NCCL", "its thread panicked");
-            self.0.fail(error);
+            let why = "the thread that calls NCCL panicked";
+            self.0.abandon("go on calling NCCL", why);
         }
         self.0.end();
     }
@@ -105,12 +109,16 @@ fn run(shared: &Arc<Shared>, device: usize, options: &NcclOptions) {
     }
 }
 
-/// A communicator, its stream, and its running calls.
+/// The communicators of all lanes, their stream, and their running calls.
 pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
-    comm: Comm,
-    /// A sub-group of the same ranks, which finds the missing ones if NCCL stalls. `None` for one rank.
-    control: Option<ProcessGroup>,
+    pub(crate) nccl: Nccl,
+    /// As this rank states it to those of a lane.
+    pub(crate) identity: Identity,
+    /// By lane.
+    comms: Vec<Comm>,
+    /// Untimed events, for data that becomes ready.
+    pub(crate) pool: Arc<Pool>,
     pub(crate) stream: Stream,
     /// Events that tell when they happened.
     timed: Arc<Pool>,
@@ -124,26 +132,9 @@ pub(crate) struct Worker {
     flying: VecDeque<Flying>,
 }
 
-/// A stream with the clock of its events.
-pub(crate) struct Track {
-    pub(crate) stream: Stream,
-    timed: Arc<Pool>,
-    clock: Clock,
-}
-
-impl Track {
-    pub(crate) fn new(stream: Stream) -> Result<Self, NcclError> {
-        let timed = Pool::new(&stream.context, true);
-        Ok(Self {
-            clock: Clock::new(&stream, &timed)?,
-            timed,
-            stream,
-        })
-    }
-}
-
 /// A call in the driver.
 struct Flying {
+    lane: usize,
     outcome: Arc<Outcome>,
     launched: Instant,
     start: PooledEvent,
@@ -161,30 +152,57 @@ struct Keeps {
 }
 
 impl Worker {
-    /// Connects to the other ranks.
-    pub(crate) fn connect(
+    /// Without a lane.
+    pub(crate) fn new(
         shared: &Arc<Shared>,
-        (track, control): (Track, Option<ProcessGroup>),
-        begin: impl FnOnce() -> Result<Comm, NcclError>,
+        (nccl, identity): (Nccl, Identity),
+        stream: Stream,
     ) -> Result<Self, NcclError> {
-        let comm = shared.within("ncclCommInitRankConfig", begin);
-        let worker = Self {
+        let timed = Pool::new(&stream.context, true);
+        Ok(Self {
             shared: shared.clone(),
-            comm: comm.map_err(|error| give_reason(shared, control.as_ref(), error))?,
-            control,
-            stream: track.stream,
-            timed: track.timed,
-            clock: track.clock,
+            nccl,
+            identity,
+            comms: Vec::new(),
+            pool: Pool::new(&stream.context, false),
+            clock: Clock::new(&stream, &timed)?,
+            timed,
+            stream,
             adder: Adder::default(),
             outgrown: Vec::new(),
             rooms: Vec::new(),
             flying: VecDeque::new(),
-        };
-        shared.began(worker.comm.ender());
-        match settle(shared, &worker.comm, "ncclCommInitRankConfig") {
-            Ok(()) => Ok(worker),
-            Err(error) => Err(worker.give_up(error)),
-        }
+        })
+    }
+
+    /// Number of lanes.
+    pub(crate) fn lanes(&self) -> usize {
+        self.comms.len()
+    }
+
+    /// Connects to the other ranks of one more lane.
+    pub(crate) fn connect(
+        &mut self,
+        lane: Lane,
+        begin: impl FnOnce() -> Result<Comm, NcclError>,
+    ) -> Result<(), NcclError> {
+        const DOING: &str = "ncclCommInitRankConfig";
+        let (shared, number) = (self.shared.clone(), self.lanes());
+        shared.watch_lane(number, lane);
+        let comm = shared.within(DOING, begin)?;
+        shared.began(comm.ender());
+        self.comms.push(comm);
+        settle(&shared, (number, &self.comms[number]), DOING)
+    }
+
+    /// The ranks of the newest lane.
+    pub(crate) fn newest(&self) -> ProcessGroup {
+        self.shared.lane(self.lanes() - 1).group
+    }
+
+    /// The limit of a wait in the newest lane.
+    pub(crate) fn limit(&self) -> Duration {
+        self.shared.limit_of(self.lanes() - 1)
     }
 
     /// Memory for the probe, kept until [`clear`](Self::clear): freeing memory in use by NCCL would wait for NCCL.
@@ -206,13 +224,14 @@ impl Worker {
     fn serve(mut self) {
         match self.serve_all() {
             Ok(()) => self.part(),
-            Err(error) => {
-                self.give_up(error);
+            Err((lane, error)) => {
+                self.give_up(lane, error);
             }
         }
     }
 
-    fn serve_all(&mut self) -> Result<(), NcclError> {
+    /// *Errors*: with the lane that has failed.
+    fn serve_all(&mut self) -> Result<(), (usize, NcclError)> {
         loop {
             let wait = self.flying.front().map(|first| {
                 let since = first.begun.unwrap_or(first.launched);
@@ -225,29 +244,53 @@ impl Worker {
                 Ok(None)
             };
             match order {
-                Ok(Some(order)) => {
-                    let call = order.outcome.call;
-                    self.launch(order).map_err(|error| error.during(call))?;
+                Ok(Some(Order::Call(call))) => {
+                    let (lane, name) = (call.lane, call.outcome.call);
+                    let launched = self.launch(call);
+                    launched.map_err(|error| (lane, error.during(name)))?;
                 }
+                Ok(Some(Order::Join(group))) => self.join(&group)?,
                 Ok(None) => {}
                 Err(crate::shared::Ended) => {
-                    return self.shared.failure().map_or(Ok(()), Err);
+                    let failure = self.shared.failure();
+                    return failure.map_or(Ok(()), |error| Err((0, error)));
                 }
             }
-            let shared = self.shared.clone();
-            shared.within("cuEventQuery", || self.look())?;
+            self.look()?;
         }
     }
 
+    /// Joins the ranks of one more group. Once NCCL has begun to connect them, a failure is that of all lanes: what it leaves on
+    /// the stream would hold up their calls.
+    fn join(&mut self, group: &ProcessGroup) -> Result<(), (usize, NcclError)> {
+        // NCCL takes memory, which waits for the device. All ranks have the same calls before this.
+        while let Some(first) = self.flying.front() {
+            pause(first.launched.elapsed());
+            self.look()?;
+        }
+        let joined = match agree(self, group) {
+            Ok(agreed) => {
+                let lane = self.lanes();
+                let connected = agreed.connect(self);
+                Ok(connected.map_err(|error| (lane, error))?)
+            }
+            Err(error) => Err(error),
+        };
+        self.shared.joined(joined);
+        Ok(())
+    }
+
     /// Submits a call to the driver: the wait for its data, the work, and the events around it.
-    fn launch(&mut self, order: Order) -> Result<(), NcclError> {
-        let Order {
+    fn launch(&mut self, call: Call) -> Result<(), NcclError> {
+        let Call {
+            lane,
             work,
             buffer,
             ready,
             outcome,
-        } = order;
+        } = call;
         let shared = self.shared.clone();
+        shared.health()?;
         if self.flying.is_empty() {
             let renewed = || self.clock.renew(&self.stream, &self.timed);
             shared.within("cuEventRecord", renewed)?;
@@ -261,7 +304,7 @@ impl Worker {
             Ready::Fence(fence) => {
                 let waited = shared.within_unlimited("the fence of a call's data", fence);
                 waited.map_err(|reason| {
-                    let (rank, call) = (shared.rank(), outcome.call);
+                    let (rank, call) = (shared.lane(lane).group.rank(), outcome.call);
                     let what = format!("the data of {call} did not become ready on rank {rank}");
                     NcclError::of_rank(rank, format!("{what}: {reason}"))
                 })?;
@@ -269,10 +312,11 @@ impl Worker {
             }
         };
         let start = shared.within("cuEventRecord", || self.mark())?;
-        let outgrown = self.put(&work, &buffer)?;
+        let outgrown = self.put((lane, &work), &buffer)?;
         let done = Arc::new(shared.within("cuEventRecord", || self.mark())?);
         outcome.launch(done.clone());
         self.flying.push_back(Flying {
+            lane,
             outcome,
             launched: Instant::now(),
             start,
@@ -295,18 +339,26 @@ impl Worker {
     }
 
     /// Puts the work of a call on the stream. Returns memory that must live until the stream has done it.
-    fn put(&mut self, work: &Work, buffer: &DeviceBuffer) -> Result<Option<Memory>, NcclError> {
+    fn put(
+        &mut self,
+        (lane, work): (usize, &Work),
+        buffer: &DeviceBuffer,
+    ) -> Result<Option<Memory>, NcclError> {
         let (ptr, bytes) = (buffer.ptr, buffer.bytes);
-        let (comm, stream, shared) = (&self.comm, &self.stream, &self.shared);
+        let (comm, stream, shared) = (&self.comms[lane], &self.stream, &self.shared);
         if bytes == 0 {
             return Ok(None);
         }
         let function = match work {
-            Work::AllReduce(float) => {
-                let (count, data) = (bytes / float.bytes(), *float);
+            Work::AllReduce(float) | Work::Max(float) => {
+                let data = (bytes / float.bytes(), *float);
+                let reduce = match work {
+                    Work::Max(_) => Reduce::Max,
+                    _ => Reduce::Sum,
+                };
                 // SAFETY: the communicator's caller keeps the buffer alive until the call is over.
                 shared.within("ncclAllReduce", || unsafe {
-                    comm.all_reduce(ptr, count, data, stream)
+                    comm.all_reduce(ptr, data, reduce, stream)
                 })?;
                 "ncclAllReduce"
             }
@@ -339,12 +391,12 @@ impl Worker {
             }
             Work::TreeSum(sum) => {
                 let adder = &mut self.adder;
-                let rank = shared.rank();
+                let rank = shared.lane(lane).group.rank();
                 let prepared = || adder.prepare(&stream.context, sum, rank);
                 let (moves, outgrown) = shared.within("cuMemAlloc", prepared)?;
                 // SAFETY: the same; the buffer's size was checked on submission.
                 shared.within("ncclSend", || unsafe { moves.slices((comm, stream), ptr) })?;
-                settle(shared, comm, "the exchange of slices")?;
+                settle(shared, (lane, comm), "the exchange of slices")?;
                 // SAFETY: the same.
                 shared.within("cuLaunchKernel", || unsafe {
                     moves.add(adder, stream, ptr)
@@ -354,41 +406,53 @@ impl Worker {
                     shared.within("ncclAllGather", || unsafe {
                         moves.sums((comm, stream), ptr)
                     })?;
-                    settle(shared, comm, "the exchange of sums")?;
+                    settle(shared, (lane, comm), "the exchange of sums")?;
                 }
                 return Ok(outgrown);
             }
         };
-        settle(shared, comm, function)?;
+        settle(shared, (lane, comm), function)?;
         Ok(None)
     }
 
-    /// Polls the running calls: settles finished ones, and returns an error if one cannot continue.
-    fn look(&mut self) -> Result<(), NcclError> {
-        while let Some(first) = self.flying.front_mut() {
-            if first.begun.is_none() && first.start.has_happened()? {
-                first.begun = Some(Instant::now());
+    /// Polls the running calls: settles finished ones, and returns an error with its lane if one cannot continue.
+    fn look(&mut self) -> Result<(), (usize, NcclError)> {
+        let shared = self.shared.clone();
+        shared.within("cuEventQuery", || {
+            while let Some(lane) = self.flying.front().map(|first| first.lane) {
+                if !self.look_at_first().map_err(|error| (lane, error))? {
+                    break;
+                }
             }
-            let call = first.outcome.call;
-            let happened = first.done.has_happened();
-            let is_done = happened.map_err(|error| error.during(call))?;
-            // Even of a call that is done: its kernels also end if NCCL fails in the background.
-            self.comm
-                .is_settled("NCCL's work")
-                .map_err(|error| error.during(call))?;
-            if is_done {
-                self.land()?;
-                continue;
-            }
-            let waited = first.begun.map(|begun| begun.elapsed());
-            self.shared.group.health()?;
-            // There is no deadline until the data is ready: the call waits for the caller's own work.
-            return match waited.filter(|waited| *waited > self.shared.limit()) {
-                Some(waited) => Err(deadline(&self.shared, &call.to_string(), waited)),
-                None => Ok(()),
-            };
+            Ok(())
+        })
+    }
+
+    /// Polls the oldest running call, and settles it if it has finished; returns whether it has.
+    fn look_at_first(&mut self) -> Result<bool, NcclError> {
+        let Some(first) = self.flying.front_mut() else {
+            return Ok(false);
+        };
+        if first.begun.is_none() && first.start.has_happened()? {
+            first.begun = Some(Instant::now());
         }
-        Ok(())
+        let (lane, call) = (first.lane, first.outcome.call);
+        let waited = first.begun.map(|begun| begun.elapsed());
+        let happened = first.done.has_happened();
+        let is_done = happened.map_err(|error| error.during(call))?;
+        // Even of a call that is done: its kernels also end if NCCL fails in the background.
+        self.comms[lane]
+            .is_settled("NCCL's work")
+            .map_err(|error| error.during(call))?;
+        if is_done {
+            return self.land().map(|()| true);
+        }
+        self.shared.health()?;
+        // There is no deadline until the data is ready: the call waits for the caller's own work.
+        match waited.filter(|waited| *waited > self.shared.limit_of(lane)) {
+            Some(waited) => Err(deadline((&self.shared, lane), &call.to_string(), waited)),
+            None => Ok(false),
+        }
     }
 
     /// Settles the oldest call, which has finished.
@@ -425,7 +489,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Puts work on the stream and waits for it. Returns the device's time for it.
+    /// Puts work of the newest lane on the stream and waits for it. Returns the device's time for it.
     ///
     /// *Errors*: not done within `limit`.
     pub(crate) fn complete(
@@ -435,30 +499,35 @@ impl Worker {
         put: impl FnOnce(&Comm, &Stream) -> Result<(), NcclError>,
     ) -> Result<Duration, NcclError> {
         let shared = self.shared.clone();
-        let (comm, stream) = (&self.comm, &self.stream);
+        let lane = self.lanes() - 1;
+        let (comm, stream) = (&self.comms[lane], &self.stream);
         let begun = Instant::now();
         let start = shared.within("cuEventRecord", || self.mark())?;
         shared.within(doing, || put(comm, stream))?;
-        settle_within(&shared, comm, doing, limit)?;
+        settle_within(&shared, (lane, comm), doing, limit)?;
         let done = shared.within("cuEventRecord", || self.mark())?;
         while !shared.within("cuEventQuery", || done.has_happened())? {
-            shared.group.health()?;
+            shared.health()?;
             shared.within(doing, || comm.is_settled(doing))?;
             let waited = begun.elapsed();
             if waited > limit {
-                return Err(deadline(&shared, doing, waited));
+                return Err(deadline((&shared, lane), doing, waited));
             }
             pause(waited);
         }
         done.since(&start)
     }
 
-    /// Ends the communicator: in order, because peers may still be receiving, unless it leaves them.
+    /// Ends the lanes: in order, because peers may still be receiving, unless it leaves them.
     fn part(self) {
+        const FINALIZE: &str = "ncclCommFinalize";
         let shared = self.shared;
+        // No lane's end waits for another one's: ranks may have joined them in different orders.
         let in_order = || {
-            shared.within("ncclCommFinalize", || self.comm.finalize())?;
-            settle(&shared, &self.comm, "ncclCommFinalize")
+            let mut comms = self.comms.iter();
+            comms.try_for_each(|comm| shared.within(FINALIZE, || comm.finalize()))?;
+            let mut comms = self.comms.iter().enumerate();
+            comms.try_for_each(|lane| settle(&shared, lane, FINALIZE))
         };
         let is_finalized = !shared.is_leaving()
             && in_order()
@@ -466,24 +535,28 @@ impl Worker {
                     tracing::debug!("NCCL's communicator is aborted at its end: {error}");
                 })
                 .is_ok();
-        let ended = match is_finalized {
-            true => shared.within("ncclCommDestroy", || self.comm.destroy()),
-            false => shared.within("ncclCommAbort", || self.comm.abort()),
-        };
-        if let Err(error) = ended {
-            tracing::debug!("NCCL's communicator did not end: {error}");
+        for comm in self.comms {
+            let ended = match is_finalized {
+                true => shared.within("ncclCommDestroy", || comm.destroy()),
+                false => shared.within("ncclCommAbort", || comm.abort()),
+            };
+            if let Err(error) = ended {
+                tracing::debug!("NCCL's communicator did not end: {error}");
+            }
         }
         let memory = (self.flying, self.rooms, self.outgrown, self.adder);
-        let held = (memory, self.clock, self.timed, self.stream);
+        let held = (memory, self.clock, self.timed, self.pool, self.stream);
         shared.within(GIVING_BACK, || drop(held));
     }
 
-    /// Reports the failure to all ranks, then aborts the communicator. Returns the first failure.
-    pub(crate) fn give_up(self, error: NcclError) -> NcclError {
-        let error = give_reason(&self.shared, self.control.as_ref(), error);
+    /// Reports a lane's failure to all ranks, then aborts all lanes. Returns the first failure.
+    pub(crate) fn give_up(self, lane: usize, error: NcclError) -> NcclError {
+        let error = give_reason(&self.shared, lane, error);
         let shared = self.shared;
-        if let Err(error) = shared.within("ncclCommAbort", || self.comm.abort()) {
-            tracing::debug!("NCCL's communicator did not end: {error}");
+        for comm in self.comms {
+            if let Err(error) = shared.within("ncclCommAbort", || comm.abort()) {
+                tracing::debug!("NCCL's communicator did not end: {error}");
+            }
         }
         // NCCL's kernels end soon after; until then they may write to the calls' buffers.
         let begun = Instant::now();
@@ -505,7 +578,7 @@ impl Worker {
             }
         }
         // Freeing memory and streams may wait for all of the device's work.
-        let held = (over, self.clock, self.timed, self.stream);
+        let held = (over, self.clock, self.timed, self.pool, self.stream);
         shared.within(GIVING_BACK, || drop(held));
         let held = (self.adder, self.outgrown, self.rooms);
         if all_over {
@@ -529,22 +602,22 @@ fn parts(ptr: u64, counts: &[usize], size: usize) -> impl Iterator<Item = (usize
 }
 
 /// Waits until NCCL has accepted the last call, or has connected.
-fn settle(shared: &Shared, comm: &Comm, what: &'static str) -> Result<(), NcclError> {
-    settle_within(shared, comm, what, shared.limit())
+fn settle(shared: &Shared, comm: (usize, &Comm), what: &'static str) -> Result<(), NcclError> {
+    settle_within(shared, comm, what, shared.limit_of(comm.0))
 }
 
 fn settle_within(
     shared: &Shared,
-    comm: &Comm,
+    (lane, comm): (usize, &Comm),
     what: &'static str,
     limit: Duration,
 ) -> Result<(), NcclError> {
     let begun = Instant::now();
     while !shared.within("ncclCommGetAsyncError", || comm.is_settled(what))? {
-        shared.group.health()?;
+        shared.health()?;
         let waited = begun.elapsed();
         if waited > limit {
-            return Err(deadline(shared, what, waited));
+            return Err(deadline((shared, lane), what, waited));
         }
         pause(waited);
     }
@@ -560,9 +633,9 @@ fn between_looks(waited: Duration) -> Duration {
     (waited / LOOK_SHARE).clamp(LOOK_MIN, LOOK_MAX)
 }
 
-fn deadline(shared: &Shared, doing: &str, waited: Duration) -> NcclError {
+fn deadline((shared, lane): (&Shared, usize), doing: &str, waited: Duration) -> NcclError {
     NcclError::Deadline {
-        rank: shared.rank(),
+        rank: shared.lane(lane).group.rank(),
         doing: doing.into(),
         waited,
         source: None,

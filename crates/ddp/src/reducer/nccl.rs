@@ -260,6 +260,18 @@ impl From<NcclError> for DdpError {
     fn from(error: NcclError) -> Self {
         match error {
             NcclError::Group(error) => Self::Collective(error),
+            NcclError::Along { group, rank, error } => match *error {
+                NcclError::Group(error) => Self::Along {
+                    group,
+                    rank,
+                    error: Box::new(error),
+                },
+                error => Self::Nccl(Box::new(NcclError::Along {
+                    group,
+                    rank,
+                    error: Box::new(error),
+                })),
+            },
             other => Self::Nccl(Box::new(other)),
         }
     }

@@ -8,7 +8,7 @@ use super::exported;
 use crate::code::Reply;
 use crate::device::{Span, Stream};
 use crate::machine::Effect;
-use crate::nccl::{Comm, Group, Id, Join, Op, Task, Type, open_hub};
+use crate::nccl::{Comm, Fold, Group, Id, Join, Op, Task, Type, open_hub};
 use crate::process::Process;
 
 /// *Source*: `ncclUniqueId`.
@@ -117,9 +117,9 @@ fn kind(number: c_uint) -> Result<Type, Reply> {
     Type::of(number).ok_or(Reply::INVALID_ARGUMENT)
 }
 
-/// Accepts `ncclSum`, the only reduction in use.
-fn sums(op: c_uint) -> Answer {
-    require(op == 0, Reply::INVALID_ARGUMENT)
+/// Accepts `ncclSum` and `ncclMax`, the only reductions in use.
+fn fold(op: c_uint) -> Result<Fold, Reply> {
+    Fold::of(op).ok_or(Reply::INVALID_ARGUMENT)
 }
 
 /// A rank given by the caller.
@@ -243,10 +243,9 @@ exported! {
         from: *const c_void, to: *mut c_void, count: usize, data: c_uint, op: c_uint, comm: *mut c_void, stream: *mut c_void,
     ) = |name| {
         enqueue(name, comm, stream, |comm| {
-            sums(op)?;
-            let kind = kind(data)?;
+            let (fold, kind) = (fold(op)?, kind(data)?);
             let (from, to) = (span(comm, from, count, kind.size())?, span(comm, to, count, kind.size())?);
-            Ok(Op::AllReduce { from, to, kind })
+            Ok(Op::AllReduce { from, to, kind, fold })
         })
     };
     fn ncclReduce(
@@ -254,7 +253,7 @@ exported! {
         stream: *mut c_void,
     ) = |name| {
         enqueue(name, comm, stream, |comm| {
-            sums(op)?;
+            require(fold(op)? == Fold::Sum, Reply::INVALID_ARGUMENT)?;
             let (root, kind) = (rank(comm, root)?, kind(data)?);
             let to = if root == comm.rank { Some(span(comm, to, count, kind.size())?) } else { None };
             Ok(Op::Reduce { from: span(comm, from, count, kind.size())?, to, kind, root })

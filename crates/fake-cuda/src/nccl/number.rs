@@ -31,24 +31,45 @@ impl Type {
     }
 }
 
-/// Adds another rank's numbers; each sum is rounded to its type.
-pub(super) fn add(into: &mut [u8], other: &[u8], kind: Type) {
-    macro_rules! sum {
-        ($type:ty, $add:expr) => {
-            both(
-                into,
-                other,
-                <$type>::from_le_bytes,
-                <$type>::to_le_bytes,
-                $add,
-            )
-        };
+/// How two ranks' numbers become one. *Source*: `ncclRedOp_t`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fold {
+    /// Each sum is rounded to its type.
+    Sum,
+    Max,
+}
+
+impl Fold {
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Sum),
+            2 => Some(Self::Max),
+            _ => None,
+        }
     }
-    match kind {
-        Type::U8 => sum!(u8, u8::wrapping_add),
-        Type::F16 => sum!(f16, |a, b| a + b),
-        Type::F32 => sum!(f32, |a, b| a + b),
-        Type::Bf16 => sum!(bf16, |a, b| a + b),
+
+    /// Folds another rank's numbers into these.
+    pub(super) fn fold(self, into: &mut [u8], other: &[u8], kind: Type) {
+        macro_rules! fold {
+            ($type:ty, $add:expr, $max:expr) => {
+                both(
+                    into,
+                    other,
+                    <$type>::from_le_bytes,
+                    <$type>::to_le_bytes,
+                    match self {
+                        Self::Sum => $add,
+                        Self::Max => $max,
+                    },
+                )
+            };
+        }
+        match kind {
+            Type::U8 => fold!(u8, u8::wrapping_add, u8::max),
+            Type::F16 => fold!(f16, |a, b| a + b, f16::max),
+            Type::F32 => fold!(f32, |a, b| a + b, f32::max),
+            Type::Bf16 => fold!(bf16, |a, b| a + b, bf16::max),
+        }
     }
 }
 
@@ -73,7 +94,7 @@ mod tests {
     fn short_floats_are_rounded_at_every_sum() {
         let mut sum = bf16::from_f32(256.0).to_le_bytes();
         for _ in 0..4 {
-            add(&mut sum, &bf16::from_f32(1.0).to_le_bytes(), Type::Bf16);
+            Fold::Sum.fold(&mut sum, &bf16::from_f32(1.0).to_le_bytes(), Type::Bf16);
         }
         assert_eq!(bf16::from_le_bytes(sum).to_f32(), 256.0);
     }

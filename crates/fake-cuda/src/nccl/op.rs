@@ -1,7 +1,7 @@
 //! NCCL's operations on a stream: collectives, and messages between two ranks.
 
 use super::comm::{Aborted, Comm};
-use super::number::{self, Type};
+use super::number::{Fold, Type};
 use super::ring;
 use crate::code::Reply;
 use crate::device::Span;
@@ -20,6 +20,7 @@ pub(crate) enum Op {
         from: Span,
         to: Span,
         kind: Type,
+        fold: Fold,
     },
     /// Only the root's `to` is written.
     Reduce {
@@ -88,7 +89,9 @@ impl Op {
     fn meaning(&self) -> String {
         let length = self.length();
         match self {
-            Self::AllReduce { kind, .. } => format!("ncclAllReduce({kind:?}, {length} bytes)"),
+            Self::AllReduce { kind, fold, .. } => {
+                format!("ncclAllReduce({fold:?} of {kind:?}, {length} bytes)")
+            }
             Self::Reduce { kind, root, .. } => {
                 format!("ncclReduce({kind:?} to {root}, {length} bytes)")
             }
@@ -139,8 +142,13 @@ pub(super) fn run(comm: &Comm, ops: &[Numbered]) -> Result<(), Aborted> {
 
 fn collective(comm: &Comm, talk: &Talk, op: &Op) -> Result<(), Aborted> {
     match op {
-        Op::AllReduce { from, to, kind } => {
-            to.write(&ring::all_reduce(comm, talk, from.read(), *kind)?);
+        Op::AllReduce {
+            from,
+            to,
+            kind,
+            fold,
+        } => {
+            to.write(&ring::all_reduce(comm, talk, from.read(), (*fold, *kind))?);
         }
         Op::Reduce {
             from,
@@ -152,7 +160,7 @@ fn collective(comm: &Comm, talk: &Talk, op: &Op) -> Result<(), Aborted> {
                 let mut sum = from.read();
                 for step in 1..comm.world {
                     let rank = (root + step) % comm.world;
-                    number::add(&mut sum, &talk.receive(comm, rank, 0)?, *kind);
+                    Fold::Sum.fold(&mut sum, &talk.receive(comm, rank, 0)?, *kind);
                 }
                 to.write(&sum);
             }

@@ -1,4 +1,4 @@
-//! Sums around a ring in the order of NCCL's ring, which depends on the number of ranks.
+//! Sums and maxima around a ring in the order of NCCL's ring, which depends on the number of ranks.
 //!
 //! Each of `n` ranks receives the previous one's sums of a part, adds its own numbers and passes them on. After `n - 1` steps
 //! each has the complete sum of one part; `n - 1` more steps distribute the parts.
@@ -6,15 +6,15 @@
 use std::ops::Range;
 
 use super::comm::{Aborted, Comm};
-use super::number::{self, Type};
+use super::number::{Fold, Type};
 use super::op::Talk;
 
-/// Sums of all ranks' numbers, on all ranks.
+/// All ranks' numbers folded into one, on all ranks.
 pub(super) fn all_reduce(
     comm: &Comm,
     talk: &Talk,
     mut own: Vec<u8>,
-    kind: Type,
+    (fold, kind): (Fold, Type),
 ) -> Result<Vec<u8>, Aborted> {
     let world = comm.world as usize;
     let count = own.len() / kind.size();
@@ -28,7 +28,7 @@ pub(super) fn all_reduce(
         // One less than the rank, so that each rank ends with the part of its number.
         pass_on(comm, talk, step, &own[part(rank + 2 * world - 1 - step)])?;
         let arrived = part(rank + 2 * world - 2 - step);
-        add(comm, talk, step, &mut own[arrived], kind)?;
+        fold_in(comm, talk, step, &mut own[arrived], (fold, kind))?;
     }
     for step in 0..world - 1 {
         pass_on(comm, talk, world + step, &own[part(rank + world - step)])?;
@@ -48,9 +48,15 @@ fn pass_on(comm: &Comm, talk: &Talk, step: usize, bytes: &[u8]) -> Result<(), Ab
 }
 
 /// Adds the previous rank's sums so far.
-fn add(comm: &Comm, talk: &Talk, step: usize, own: &mut [u8], kind: Type) -> Result<(), Aborted> {
+fn fold_in(
+    comm: &Comm,
+    talk: &Talk,
+    step: usize,
+    own: &mut [u8],
+    (fold, kind): (Fold, Type),
+) -> Result<(), Aborted> {
     let mut sums = talk.receive(comm, previous(comm), step as u64)?;
-    number::add(&mut sums, own, kind);
+    fold.fold(&mut sums, own, kind);
     own.copy_from_slice(&sums);
     Ok(())
 }

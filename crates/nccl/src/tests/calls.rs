@@ -10,7 +10,7 @@ use super::{Bench, buffer, joined, machine};
 use crate::{Before, Communicator, Float, Label, TreeSum};
 use paceline_fake_cuda::Library;
 
-const NONE: Label = Label {
+pub(super) const NONE: Label = Label {
     bucket: None,
     step: 0,
 };
@@ -221,7 +221,7 @@ fn an_old_driver_refuses_to_record_a_context() {
 }
 
 /// Numbers whose sum depends on the order of additions.
-fn noise(rank: usize, count: usize) -> Vec<f32> {
+pub(super) fn noise(rank: usize, count: usize) -> Vec<f32> {
     let number = |i: usize| {
         let mixed = ((i * 31 + rank) as u32 ^ 0x9E37_79B9).wrapping_mul(0x85EB_CA6B);
         let mixed = (mixed ^ mixed >> 13).wrapping_mul(0xC2B2_AE35);

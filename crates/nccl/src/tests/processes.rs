@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
+use paceline_collective::{DeviceMesh, GroupOptions, ProcessGroup, ReduceOp};
 use paceline_fake_cuda::Library;
 use paceline_rendezvous::env::{WorkerEnv, worker_vars};
 use paceline_rendezvous::store::{Server, ServerOptions};
@@ -283,6 +283,55 @@ fn a_killed_rank_is_named_by_the_others_and_they_go_on_without_it() {
         }
         for rank in [0, 2] {
             assert_eq!(job.line(rank), "goes on 2", "{peer_death}");
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_both_lanes_of_the_others() {
+    if std::env::var_os(ROLE).is_some() {
+        let world = ProcessGroup::init(&GroupOptions::default()).unwrap();
+        let mesh = DeviceMesh::new(&world, &[("dp", 2), ("tp", 2)]).unwrap();
+        let options = NcclOptions {
+            probe: Probe::Check,
+            grace: Duration::from_secs(2),
+            ..NcclOptions::default()
+        };
+        let dp = Communicator::join(mesh.group("dp").unwrap(), world.rank(), &options).unwrap();
+        let tp = dp.join_lane(mesh.group("tp").unwrap()).unwrap();
+        let bench = Bench::at(&options.places, world.rank());
+        let room = bench.floats(&[0.0; 64]);
+        for step in 0.. {
+            let label = Label { bucket: None, step };
+            let sums = [&dp, &tp]
+                .map(|lane| lane.all_reduce(buffer(&room), Float::F32, Before::Context, label));
+            let ends = sums.map(|sum| sum.wait());
+            if ends.iter().any(Result::is_err) {
+                // The other lane has the same failure.
+                say(&format!(
+                    "{} {}",
+                    dp.health().unwrap_err(),
+                    tp.health().is_err()
+                ));
+                return;
+            }
+            if step == 0 {
+                say("ready");
+            }
+        }
+    }
+    for peer_death in ["error", "hang"] {
+        let machine = format!(r#"{{"devices": 4, "peer_death": "{peer_death}"}}"#);
+        let test = "a_killed_rank_ends_both_lanes_of_the_others";
+        let job = Job::start(test, 4, &machine, |_, _| {});
+        for rank in 0..4 {
+            assert_eq!(job.line(rank), "ready");
+        }
+        job.signal(3, Signal::KILL);
+        for rank in 0..3 {
+            let line = job.line(rank);
+            let is_named = line.contains("rank 3 of the job: ") && line.contains("died");
+            assert!(is_named && line.ends_with(" true"), "{peer_death}: {line}");
         }
     }
 }
