@@ -1,7 +1,8 @@
 //! `Checkpoints`: a job's checkpoint folder, written in the background by rank 0 and read back for all ranks.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fmt;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::files::{self, State};
 use crate::folder::{self, Writing};
 use crate::ledger::{self, Committed, Ledger};
 use crate::left;
+use crate::lock::{FolderLock, LockError};
 use crate::memory::{self, Copies, Copying};
 use crate::remote::{Remote, Uploader};
 use crate::saved::{Places, Saved};
@@ -43,6 +45,9 @@ const KEEP: usize = 3;
 ///
 /// *Errors* of the background thread are returned by the next `save` or by [`finish`](Self::finish). Without either, dropping
 /// waits for the thread and reports its error on stderr.
+///
+/// *A lost rank 0* on another host may be frozen or cut off, and keep the folder's lock for a while. The next one then trains on, keeps its
+/// records and its newest save in memory, and writes them when the lock is free; after two minutes it fails.
 ///
 /// *Example*:
 /// ```
@@ -110,13 +115,25 @@ pub struct Checkpoints {
     has_gone_back: bool,
     /// Whether this rank leaves its state if another one is lost.
     leaves: bool,
-    /// On a rank that goes on or leaves its state if rank 0 is lost: the last records, which rank 0 may not have written.
+    /// On a rank that goes on or leaves its state if rank 0 is lost: the last records, which rank 0 may not have written. On a rank 0
+    /// without the lock: those that it has still to write.
     unwritten: Vec<Committed>,
+    /// The newest save of a rank 0 without the lock.
+    deferred: Option<Deferred>,
     /// Of this rank's gradients, from the first recorded step on.
     digests: Option<Recorder>,
     opened: SystemTime,
-    /// The lock on the folder; on rank 0 only.
-    lock: Option<File>,
+    /// The lock on the folder; held on rank 0 only.
+    lock: FolderLock,
+}
+
+/// A save that waits for the lock.
+struct Deferred(Box<dyn FnOnce() -> Result<(), CheckpointError> + Send>);
+
+impl fmt::Debug for Deferred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Deferred")
+    }
 }
 
 /// Checkpoints in one folder. One is written at a time.
@@ -149,6 +166,17 @@ impl Lane {
         Ok(self.saves.insert(group).clone())
     }
 
+    /// Has a thread write.
+    fn start(
+        &mut self,
+        name: String,
+        write: impl FnOnce() -> Result<(), CheckpointError> + Send + 'static,
+    ) -> Result<(), CheckpointError> {
+        let thread = thread::Builder::new().name(name).spawn(write);
+        self.writing = Some(thread.map_err(failed_in(&self.folder))?);
+        Ok(())
+    }
+
     /// Waits until the last save is done.
     fn wait(&mut self) -> Result<(), CheckpointError> {
         match self.writing.take() {
@@ -170,12 +198,15 @@ enum Medium {
 impl Checkpoints {
     /// Opens `folder`. Rank 0 creates it and locks it until the value is dropped.
     ///
-    /// *Errors*: `InUse` while another job has it; I/O errors.
+    /// *Errors*: `InUse` if another job has it; I/O errors.
     pub fn open(folder: impl Into<PathBuf>, group: &ProcessGroup) -> Result<Self, CheckpointError> {
         let folder = folder.into();
         // A replacement of rank 0 is another rank when it joins.
         let is_first = group.rank() == 0 && !group.is_joining();
-        let lock = is_first.then(|| lock(&folder)).transpose()?;
+        let mut lock = FolderLock::new(&folder, Some(group.env()));
+        if is_first {
+            lock.attempt().map_err(not_locked(&folder))?;
+        }
         let memory = group.env().memory_folder.as_ref();
         Ok(Self {
             group: group.clone(),
@@ -190,6 +221,7 @@ impl Checkpoints {
             has_gone_back: false,
             leaves: false,
             unwritten: Vec::new(),
+            deferred: None,
             digests: None,
             opened: SystemTime::now(),
             lock,
@@ -531,9 +563,11 @@ impl Checkpoints {
         };
         if self.group.rank() == 0 {
             let committed = committed();
-            return self.append(&committed, |_| true);
-        }
-        if ddp.recovery() == Recovery::Live || self.leaves {
+            if self.lock.is_held() {
+                return self.append(&committed, |_| true);
+            }
+            self.unwritten.push(committed);
+        } else if ddp.recovery() == Recovery::Live || self.leaves {
             let committed = committed();
             // Rank 0 has taken part in this step, so it has written all steps before it, unless it is a new one.
             let last = self.unwritten.last();
@@ -548,23 +582,33 @@ impl Checkpoints {
     /// Goes on with the ranks that are left if some were lost. The new rank 0 locks the folder and continues the ledger.
     fn follow(&mut self, ddp: &Ddp) -> Result<(), CheckpointError> {
         // Along a mesh, the replicas are fewer than the job's ranks, but of the same generation.
-        if ddp.group().generation() == self.group.generation() {
+        if ddp.group().generation() != self.group.generation() {
+            self.group = ddp.group().clone();
+            self.digests = None;
+            self.copies = Copies::default();
+            for lane in self.memory.iter_mut().chain([&mut self.files]) {
+                lane.saves = None;
+            }
+        }
+        if self.group.rank() > 0 || self.lock.is_held() {
             return Ok(());
         }
-        self.group = ddp.group().clone();
-        self.digests = None;
-        self.copies = Copies::default();
-        for lane in self.memory.iter_mut().chain([&mut self.files]) {
-            lane.saves = None;
+        let attempt = self.lock.attempt();
+        match attempt.map_err(not_locked(&self.files.folder))? {
+            true => self.take_over(),
+            false => Ok(()),
         }
-        if self.group.rank() > 0 || self.lock.is_some() {
-            return Ok(());
-        }
-        self.lock = Some(lock(&self.files.folder)?);
+    }
+
+    /// Writes what the ranks of this job have not, once this one has the lock.
+    fn take_over(&mut self) -> Result<(), CheckpointError> {
         for committed in std::mem::take(&mut self.unwritten) {
             self.append(&committed, |ledger| ledger.lacks(&committed))?;
         }
-        Ok(())
+        match self.deferred.take() {
+            Some(Deferred(write)) => self.files.start("rank0/save".into(), write),
+            None => Ok(()),
+        }
     }
 
     /// Appends to the ledger, if `is_needed`.
@@ -736,8 +780,11 @@ impl Checkpoints {
             Medium::Files => format!("rank{rank}/save"),
             Medium::Memory => format!("rank{rank}/memory"),
         };
-        let thread = thread::Builder::new().name(name).spawn(write);
-        self.lane(medium)?.writing = Some(thread.map_err(failed_in(&folder))?);
+        if medium == Medium::Files && rank == 0 && !self.lock.is_held() {
+            self.deferred = Some(Deferred(Box::new(write)));
+        } else {
+            self.lane(medium)?.start(name, write)?;
+        }
         failed.map_or(Ok(()), Err)
     }
 
@@ -750,12 +797,11 @@ impl Checkpoints {
     ) -> Result<Rest, CheckpointError> {
         let folder = &self.files.folder;
         let (state, schedule) = (checkpoint.state(ddp), checkpoint.schedule_state());
-        let ledger = self.ledger.as_ref().filter(|_| syncs_ledger);
-        let ledger = ledger.map(Ledger::file).transpose();
+        let has_ledger = self.ledger.is_some() || !self.unwritten.is_empty();
         Ok(Rest {
             schedule: schedule.map_err(unusable(folder))?,
             state: state.map_err(unusable(folder))?,
-            ledger: ledger.map_err(failed_in(folder))?,
+            ledger: (has_ledger && syncs_ledger).then(|| ledger::path(folder)),
         })
     }
 
@@ -773,6 +819,11 @@ impl Checkpoints {
     ///
     /// *Errors*: those of the last save on disk.
     pub fn wait(&mut self) -> Result<(), CheckpointError> {
+        if self.group.rank() == 0 && (self.deferred.is_some() || !self.unwritten.is_empty()) {
+            let held = self.lock.hold();
+            held.map_err(not_locked(&self.files.folder))?;
+            self.take_over()?;
+        }
         let in_memory = self.memory.as_mut().map_or(Ok(()), Lane::wait);
         self.files.wait().and(in_memory)
     }
@@ -798,6 +849,10 @@ impl Drop for Checkpoints {
                 notice!(ERROR, "{error}");
             }
         }
+        if self.deferred.take().is_some() {
+            let folder = self.files.folder.display();
+            notice!(WARN, "the last save is lost: {folder} is still locked");
+        }
         if let Some(uploader) = self.uploader.take().and_then(Arc::into_inner) {
             uploader.abandon();
         }
@@ -809,7 +864,7 @@ struct Rest {
     state: State,
     /// State of the learning-rate scheduler.
     schedule: Option<Bytes>,
-    ledger: Option<File>,
+    ledger: Option<PathBuf>,
 }
 
 impl Rest {
@@ -827,12 +882,14 @@ impl Rest {
             written.map_err(writing.failed())?;
         }
         // A run that resumes from this checkpoint finds all its steps in the ledger.
-        let synced = self.ledger.as_ref().map_or(Ok(()), File::sync_data);
+        let ledger = self.ledger.map(File::open).transpose();
+        let ledger = ledger.map_err(writing.failed())?;
+        let synced = ledger.as_ref().map_or(Ok(()), File::sync_data);
         synced.map_err(writing.failed())?;
         let (step, failed) = (self.state.ddp.step, writing.failed());
         let place = writing.finish(keep, self.state)?;
         if let Some(uploader) = uploader {
-            uploader.put(step, &place, self.ledger).map_err(failed)?;
+            uploader.put(step, &place, ledger).map_err(failed)?;
         }
         Ok(place)
     }
@@ -842,22 +899,14 @@ fn unusable(folder: &Path) -> impl FnOnce(String) -> CheckpointError {
     move |what| failed_in(folder)(io::Error::other(what))
 }
 
-/// Creates and locks `folder`; the lock ends with the process at the latest.
-fn lock(folder: &Path) -> Result<File, CheckpointError> {
-    let failed = |source| CheckpointError::File {
-        action: "open checkpoint folder",
-        path: folder.to_path_buf(),
-        source,
-    };
-    fs::create_dir_all(folder).map_err(failed)?;
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true);
-    let lock = options.open(folder.join(".lock")).map_err(failed)?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse {
-            path: folder.to_path_buf(),
-        }),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
+fn not_locked(folder: &Path) -> impl FnOnce(LockError) -> CheckpointError {
+    let path = folder.to_path_buf();
+    move |error| match error {
+        LockError::InUse { waited } => CheckpointError::InUse { path, waited },
+        LockError::File(source) => CheckpointError::File {
+            action: "lock checkpoint folder",
+            path,
+            source,
+        },
     }
 }

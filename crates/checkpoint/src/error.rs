@@ -2,18 +2,23 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use paceline_ddp::DdpError;
+
+use crate::lock::in_use;
 
 /// Errors of checkpoints.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// Another job uses the folder.
-    #[error("checkpoint folder {} is in use by another job", path.display())]
+    /// Another job uses the folder, or a process of this job that is lost but not gone.
+    #[error("checkpoint folder {} {}", path.display(), in_use(.waited))]
     InUse {
         /// The folder.
         path: PathBuf,
+        /// How long this process has waited for it; zero if another job has it.
+        waited: Duration,
     },
     /// There are checkpoints, but all are damaged.
     #[error("no valid checkpoint in {}{}", path.display(), list(.reasons))]
@@ -102,6 +107,9 @@ impl CheckpointError {
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         match self {
+            Self::InUse { waited, .. } if !waited.is_zero() => Some(
+                "look after the machine that the lost process ran on, then resume; earlier checkpoints are untouched".into(),
+            ),
             Self::InUse { .. } => {
                 Some("wait for the other job to end, or save in another folder".into())
             }

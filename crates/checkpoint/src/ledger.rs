@@ -29,7 +29,6 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -195,10 +194,5 @@ impl Ledger {
         }
         let step = Record::Step(committed.step);
         self.lines.append(SystemTime::now(), step)
-    }
-
-    /// The file, to be synced by another thread.
-    pub(crate) fn file(&self) -> io::Result<File> {
-        self.lines.file()
     }
 }

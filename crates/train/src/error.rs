@@ -163,12 +163,19 @@ impl TrainError {
             | Self::Usage { .. }
             | Self::NoCheckpoint { .. }
             | Self::Checkpoint(
-                CheckpointError::InUse { .. }
+                CheckpointError::InUse {
+                    waited: Duration::ZERO,
+                    ..
+                }
                 | CheckpointError::NoneValid { .. }
                 | CheckpointError::Misfit { .. },
             ) => FailureClass::Usage,
             Self::File { .. }
-            | Self::Checkpoint(CheckpointError::File { .. } | CheckpointError::Remote { .. })
+            | Self::Checkpoint(
+                CheckpointError::InUse { .. }
+                | CheckpointError::File { .. }
+                | CheckpointError::Remote { .. },
+            )
             | Self::Device(_)
             | Self::Ddp(DdpError::Signals(_)) => FailureClass::Environment,
             Self::Ddp(error) | Self::Checkpoint(CheckpointError::Ddp(error))

@@ -9,10 +9,12 @@
 //!   checkpoints/     see `paceline_checkpoint`
 //! ```
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use paceline_checkpoint::{FolderLock, LockError};
+use paceline_rendezvous::env::WorkerEnv;
 use serde::Serialize;
 
 use crate::error::TrainError;
@@ -21,7 +23,7 @@ use crate::error::TrainError;
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    _lock: File,
+    _lock: FolderLock,
 }
 
 impl RunDir {
@@ -45,34 +47,30 @@ impl RunDir {
                 }
             }
         }
-        Self::open(&made, false)
+        Self::open(&made, false, None)
     }
 
-    /// Opens and locks the directory `path`; creates it if missing.
+    /// Opens and locks the directory `path` for a rank of the job `env`, or for its launcher; creates it if missing.
+    ///
+    /// *Blocks*: for two minutes at most, while a lost rank of the same job has it.
     ///
     /// *Errors*: another job has it; it holds a run and `resume` is false; I/O errors.
-    pub fn open(path: &Path, resume: bool) -> Result<Self, TrainError> {
+    pub fn open(path: &Path, resume: bool, env: Option<&WorkerEnv>) -> Result<Self, TrainError> {
         let file_error = |source| cannot_create(path, source);
         if path.is_file() {
             return Err(file_error(Error::other("it is a file, not a directory")));
         }
-        fs::create_dir_all(path).map_err(file_error)?;
-        let lock = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path.join(".lock"))
-            .map_err(file_error)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(TrainError::usage(
-                    format!("run directory {} is in use by another job", path.display()),
-                    "choose another --run-dir, or wait for the other job to end",
-                ));
+        let mut lock = FolderLock::new(path, env);
+        lock.hold().map_err(|error| match error {
+            LockError::InUse { waited } if waited.is_zero() => TrainError::usage(
+                format!("run directory {} {error}", path.display()),
+                "choose another --run-dir, or wait for the other job to end",
+            ),
+            LockError::InUse { .. } => {
+                TrainError::file("lock run directory", path)(Error::other(error))
             }
-            Err(TryLockError::Error(source)) => return Err(file_error(source)),
-        }
+            LockError::File(source) => file_error(source),
+        })?;
         if has_checkpoint(path) && !resume {
             return Err(TrainError::usage(
                 format!("run directory {} already holds a run", path.display()),
@@ -324,14 +322,14 @@ mod tests {
     #[test]
     fn a_second_job_is_kept_out_while_the_first_one_runs() {
         let folder = tempfile::tempdir().expect("a folder");
-        let first = RunDir::open(folder.path(), false).expect("free");
-        let error = RunDir::open(folder.path(), false).expect_err("in use");
+        let first = RunDir::open(folder.path(), false, None).expect("free");
+        let error = RunDir::open(folder.path(), false, None).expect_err("in use");
         assert!(
             error.to_string().contains("in use by another job"),
             "{error}"
         );
         drop(first);
-        RunDir::open(folder.path(), false).expect("free again");
+        RunDir::open(folder.path(), false, None).expect("free again");
     }
 
     #[test]
@@ -362,9 +360,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         fs::create_dir_all(folder.path().join("checkpoints/step-0000000001"))
             .expect("a checkpoint");
-        let error = RunDir::open(folder.path(), false).expect_err("a run");
+        let error = RunDir::open(folder.path(), false, None).expect_err("a run");
         assert!(error.to_string().ends_with(" already holds a run"));
-        RunDir::open(folder.path(), true).expect("resumed");
+        RunDir::open(folder.path(), true, None).expect("resumed");
     }
 
     #[test]

@@ -104,11 +104,6 @@ impl<R: Line> Lines<R> {
         (self.next, self.previous) = (next, previous);
         Ok(())
     }
-
-    /// The file, to be synced by another thread.
-    pub(crate) fn file(&self) -> io::Result<File> {
-        self.file.try_clone()
-    }
 }
 
 pub(crate) fn millis(at: SystemTime) -> u64 {
@@ -145,7 +140,7 @@ fn last_record<R: Line>(file: &mut File, len: u64) -> io::Result<Option<(u64, En
 pub struct Hash(u64);
 
 impl Hash {
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let digest: [u8; 32] = Sha256::digest(bytes).into();
         let first = digest.first_chunk().expect("a SHA-256 is longer");
         Self(u64::from_be_bytes(*first))

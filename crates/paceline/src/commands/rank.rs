@@ -107,7 +107,7 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     let mut prepared = None;
     // The object store may need longer than the others' timeout.
     let start = by_rank_0_slowly(&group, || {
-        let ready = prepared.insert(prepare(given.clone(), &surroundings)?);
+        let ready = prepared.insert(prepare(given.clone(), &surroundings, Some(group.env()))?);
         ready.load()?;
         let run_dir = ready.run.path().to_owned();
         let saved = ready.origin.saved.clone();

@@ -8,6 +8,7 @@ use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
 use paceline_gpu::words;
 use paceline_launch::Console;
+use paceline_rendezvous::env::WorkerEnv;
 use paceline_train::config::{
     self, FileText, Given, Inputs, Recovery, Resolved, ResumeTarget, SavedRun, Surroundings,
     TrainConfig,
@@ -52,7 +53,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     match place {
         Some(place) => rank::train(given, place, Output::of(args.json)).or_else(rank::leave),
         None => {
-            let prepared = prepare(given, &Surroundings::of_process())?;
+            let prepared = prepare(given, &Surroundings::of_process(), None)?;
             prepared.load()?;
             let Prepared { resolved, run, .. } = prepared;
             start(resolved.config(), &run, args.json)
@@ -85,10 +86,14 @@ pub(super) struct Origin {
     remote: Option<Remote>,
 }
 
-/// Resolves the settings, checks devices, data and object store, and creates or opens the run directory.
+/// Resolves the settings, checks devices, data and object store, and creates or opens the run directory, for the launcher or the first rank.
 ///
 /// *Errors*: any obstacle to training; then nothing is left behind.
-pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepared, Failure> {
+pub(super) fn prepare(
+    given: Given,
+    surroundings: &Surroundings,
+    place: Option<&WorkerEnv>,
+) -> Result<Prepared, Failure> {
     let (mut resolved, origin) = resolve(given, surroundings)?;
     let config = resolved.config();
     check_devices(config)?;
@@ -100,7 +105,7 @@ pub(super) fn prepare(given: Given, surroundings: &Surroundings) -> Result<Prepa
     let run = if resolved.makes_up_run_dir() {
         RunDir::create(&config.run_dir)
     } else {
-        RunDir::open(&config.run_dir, config.resume)
+        RunDir::open(&config.run_dir, config.resume, place)
     };
     let run = run.map_err(|error| failed(None, &error))?;
     resolved.set_run_dir(run.path());
