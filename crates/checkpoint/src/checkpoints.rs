@@ -552,7 +552,10 @@ impl Checkpoints {
         if let Some(keep) = ddp.record() {
             let digests = match &mut self.digests {
                 Some(digests) => digests,
-                none => none.insert(Recorder::open(&self.files.folder, self.group.rank(), keep)?),
+                none => {
+                    let started = self.group.started_rank(self.group.rank());
+                    none.insert(Recorder::open(&self.files.folder, started, keep)?)
+                }
             };
             digests.append(ddp.next_step(), self.group.generation(), ddp.digests())?;
         }
@@ -584,7 +587,6 @@ impl Checkpoints {
         // Along a mesh, the replicas are fewer than the job's ranks, but of the same generation.
         if ddp.group().generation() != self.group.generation() {
             self.group = ddp.group().clone();
-            self.digests = None;
             self.copies = Copies::default();
             for lane in self.memory.iter_mut().chain([&mut self.files]) {
                 lane.saves = None;

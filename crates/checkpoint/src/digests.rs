@@ -1,7 +1,7 @@
 //! Digests of the gradients of a run's last steps, by which a replay on one rank finds the shard and the tensor that differ.
 //!
 //! Each rank appends to a file of its own, `digests/rank-N.jsonl`, on its own host: a line for each step and shard, in the format
-//! of the [ledger](crate::ledger).
+//! of the [ledger](crate::ledger). A rank has the number that its process was started with, whoever was lost meanwhile.
 //!
 //! ```json
 //! {"n":1, .., "kind":"shard","step":7,"shard":2,"rank":1,"generation":0,"digests":"<16 digits for each parameter>","sum":".."}
@@ -98,7 +98,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Opens the file of `rank` in the folder of a run's checkpoints.
+    /// Opens the file of the process that was started as `rank`, in the folder of a run's checkpoints.
     pub(crate) fn open(
         folder: &Path,
         rank: usize,
@@ -206,9 +206,9 @@ pub struct Difference {
     pub step: u64,
     /// The shard.
     pub shard: usize,
-    /// The rank that computed it in the run.
+    /// The rank that computed it in the run, by the number that its process was started with.
     pub rank: usize,
-    /// The generation of the ranks that this number belongs to.
+    /// The generation of the ranks that it was one of then.
     pub generation: u64,
     /// Paths of the parameters whose gradients differ, in the model's order.
     pub tensors: Vec<String>,

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `begin` says how the samples of the following steps are dealt, and to whom: a replica of the model that begins at rank `r`
-//! computes the shards from its own first one to the next replica's. It also says that the steps after `step` were rolled
+//! computes the shards from its own first one to the next replica's. Ranks have the numbers that their processes were started with, also
+//! after others were lost. It also says that the steps after `step` were rolled
 //! back, because their weights were lost with the processes that had them. `step` has the number of the step, the samples of
 //! the epoch that all shards had read before and after it, and a checksum of their indices. With `"skipped":true` it changed
 //! nothing, and with `"back_to":N` the steps after step N changed nothing either, because the ranks went back to their state then.
@@ -94,7 +95,7 @@ impl Committed {
         let replicas = ddp.group();
         let generation = replicas.generation();
         let first_shard = |replica| ddp.tree().range(replica).start;
-        let owners = (0..replicas.world()).map(|at| (replicas.global_rank(at), first_shard(at)));
+        let owners = (0..replicas.world()).map(|at| (replicas.started_rank(at), first_shard(at)));
         let range = plan.range();
         Self {
             terms: Terms {

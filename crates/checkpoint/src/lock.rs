@@ -169,7 +169,10 @@ mod tests {
         let mut next = of_job(folder.path(), "a");
         next.patience = Duration::from_secs(1);
         let error = next.hold().expect_err("still there").to_string();
-        assert_eq!(error, "is still in use by a lost process of this job after 1 s");
+        assert_eq!(
+            error,
+            "is still in use by a lost process of this job after 1 s"
+        );
     }
 
     #[test]
@@ -180,7 +183,9 @@ mod tests {
         assert!(first.attempt().expect("free"));
         assert!(matches!(
             lock().attempt(),
-            Err(LockError::InUse { waited: Duration::ZERO })
+            Err(LockError::InUse {
+                waited: Duration::ZERO
+            })
         ));
     }
 }

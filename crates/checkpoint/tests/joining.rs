@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::optim::AdamWConfig;
 use burn::tensor::Device;
-use paceline_checkpoint::{Checkpoint, Checkpoints};
+use paceline_checkpoint::{Checkpoint, Checkpoints, ledger};
 use paceline_collective::{GroupOptions, ProcessGroup, Transport};
 use paceline_ddp::sampler::BatchOptions;
 use paceline_ddp::{Ddp, DdpError, DdpOptions, Recovery};
@@ -188,6 +188,10 @@ impl Job<'_> {
 /// What all ranks end with.
 fn train(transport: Transport, deaths: &[Death]) -> End {
     let folder = tempdir().expect("a folder");
+    train_in(folder.path(), transport, deaths)
+}
+
+fn train_in(folder: &Path, transport: Transport, deaths: &[Death]) -> End {
     let token = Token::generate().expect("random numbers");
     let addr = "127.0.0.1:0".parse().expect("an address");
     let page = JobPage::create_memfd(WORLD).expect("a page");
@@ -197,7 +201,7 @@ fn train(transport: Transport, deaths: &[Death]) -> End {
         server: Server::bind(addr, &token).expect("a free port"),
         token,
         transport,
-        folder: folder.path(),
+        folder,
         deaths,
     };
     let ends = std::thread::scope(|scope| job.launch(scope, channel()));
@@ -239,6 +243,20 @@ fn replaced_ranks_end_with_the_same_bits() {
             assert_eq!(train(transport, deaths), whole, "{transport:?} {deaths:?}");
         }
     }
+}
+
+#[test]
+fn the_ledger_calls_ranks_by_the_numbers_that_they_were_started_with() {
+    let folder = tempdir().expect("a folder");
+    train_in(folder.path(), Transport::Tcp, &[death(1, 0, 5)]);
+    let audit = ledger::audit(folder.path()).expect("a ledger");
+    assert_eq!(audit.faults, []);
+    let owners = audit.attempts.iter().map(|attempt| {
+        let owners = attempt.begin.owners.iter();
+        owners.map(|(rank, _)| *rank).collect::<Vec<_>>()
+    });
+    let owners: Vec<_> = owners.collect();
+    assert_eq!(owners, [vec![0, 1, 2, 3], vec![0, 2, 3], vec![0, 2, 3, 1]]);
 }
 
 #[test]

@@ -101,8 +101,10 @@ pub enum DdpError {
         what: String,
         /// The last step at whose start all ranks are known to have had the same.
         since: u64,
-        /// Ranks that differ from the majority; empty if there is no majority.
+        /// Ranks that differ from the majority, by the numbers that they were started with; empty if there is no majority.
         ranks: Vec<usize>,
+        /// The first one's number in the group.
+        culprit: Option<usize>,
     },
     /// The device failed, or it cannot do what was requested.
     #[error("device: {0}")]
@@ -402,7 +404,7 @@ impl DdpError {
             Self::Along { rank, .. } => *rank,
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::Apart { rank, .. } => Some(*rank),
-            Self::Diverged { ranks, .. } => ranks.first().copied(),
+            Self::Diverged { culprit, .. } => *culprit,
             #[cfg(any(feature = "cuda", test))]
             Self::Nccl(error) => error.culprit(),
             _ => None,

@@ -221,7 +221,8 @@ impl Fingerprint {
                 step,
                 what,
                 since,
-                ranks,
+                culprit: ranks.first().copied(),
+                ranks: started(group, ranks),
             });
         }
         if subject.window.is_none() {
@@ -230,8 +231,9 @@ impl Fingerprint {
         if let Some((_, before)) = self.undecided.take_if(|(of, _)| of.step <= subject.step)
             && group.rank() == 0
         {
-            let now = hashes[0];
-            paceline_rendezvous::notice!(WARN, "{}", told(&before, now));
+            let wrong = wrong(&before, hashes[0]);
+            let wrong = wrong.map(|ranks| started(group, ranks));
+            paceline_rendezvous::notice!(WARN, "{}", told(wrong));
         }
         Ok(())
     }
@@ -272,21 +274,37 @@ fn judge(hashes: &[i64]) -> Verdict {
     }
 }
 
-/// Which ranks were wrong: those that come to another hash than `before` when all have gone back.
-fn told(before: &[i64], now: i64) -> String {
-    let wrong: Vec<usize> = (0..before.len())
-        .filter(|rank| before[*rank] != now)
-        .collect();
-    match wrong.len() == before.len() {
-        true => "it cannot be told which rank was wrong: computed again, the weights are others on every rank, because a step \
+/// The numbers that these ranks of the group were started with, by which the launcher calls them.
+fn started(group: &ProcessGroup, ranks: Vec<usize>) -> Vec<usize> {
+    ranks
+        .into_iter()
+        .map(|rank| group.started_rank(rank))
+        .collect()
+}
+
+/// Which ranks were wrong: those that come to another hash than `before` when all have gone back. `None` if it cannot be told.
+fn wrong(before: &[i64], now: i64) -> Option<Vec<usize>> {
+    let wrong = (0..before.len()).filter(|rank| before[*rank] != now);
+    let wrong: Vec<usize> = wrong.collect();
+    (wrong.len() < before.len()).then_some(wrong)
+}
+
+fn told(wrong: Option<Vec<usize>>) -> String {
+    match wrong {
+        None => "it cannot be told which rank was wrong: computed again, the weights are others on every rank, because a step \
                  had already used the wrong ones"
             .into(),
-        false => format!("computed again, the weights are others on ranks {wrong:?}, which were wrong"),
+        Some(wrong) => format!("computed again, the weights are others on ranks {wrong:?}, which were wrong"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use burn::nn::LinearConfig;
+    use burn::tensor::Device;
+    use paceline_collective::GroupOptions;
+    use paceline_testing::on_threads;
+
     use super::*;
 
     #[test]
@@ -298,6 +316,30 @@ mod tests {
     }
 
     #[test]
+    fn after_a_loss_a_rank_has_the_number_that_it_was_started_with() {
+        let groups = ProcessGroup::local(4, &GroupOptions::default()).expect("a local group");
+        let said = on_threads(groups, |group| {
+            if group.rank() == 0 {
+                return None;
+            }
+            group.barrier().expect_err("rank 0 is lost");
+            let group = group.next_generation().expect("three are left");
+            let is_wrong = group.started_rank(group.rank()) == 2;
+            let model = LinearConfig::new(1, 1).init(&Device::flex());
+            let mut fingerprint = Fingerprint::new(&[], 1);
+            fingerprint.compare_state(7, is_wrong.into());
+            fingerprint.choose(&group, &model, 7);
+            fingerprint.send(&group).expect("sent");
+            let error = fingerprint.check(&group).expect_err("one differs");
+            Some((error.to_string(), error.culprit()))
+        });
+        for (text, culprit) in said.into_iter().flatten() {
+            assert!(text.contains("on ranks [2] differ"), "{text}");
+            assert_eq!(culprit, Some(1), "in the group that is left");
+        }
+    }
+
+    #[test]
     fn without_a_majority_no_rank_is_named() {
         assert_eq!(judge(&[7, 8]), Verdict::Undecided);
         assert_eq!(judge(&[7, 8, 9]), Verdict::Undecided);
@@ -306,8 +348,8 @@ mod tests {
 
     #[test]
     fn of_two_the_one_whose_answer_changes_is_named() {
-        assert!(told(&[7, 8], 7).ends_with("on ranks [1], which were wrong"));
-        assert!(told(&[7, 8], 8).ends_with("on ranks [0], which were wrong"));
-        assert!(told(&[7, 8], 9).starts_with("it cannot be told"));
+        assert_eq!(wrong(&[7, 8], 7), Some(vec![1]));
+        assert_eq!(wrong(&[7, 8], 8), Some(vec![0]));
+        assert_eq!(wrong(&[7, 8], 9), None);
     }
 }

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub struct ShardDigests {
     /// The shard.
     pub shard: usize,
-    /// The job's rank that computed it.
+    /// The rank that computed it, by the number that its process was started with.
     pub rank: usize,
     /// One of each parameter, in the order of [`Ddp::parameter_paths`](crate::Ddp::parameter_paths); 0 where the shard gives no
     /// gradient.

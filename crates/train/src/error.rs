@@ -1,6 +1,7 @@
 //! Errors that end training, and their exit codes.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;

@@ -736,7 +736,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 step: self.step,
                 what: "the model".into(),
                 since: self.ddp.agreed_step().unwrap_or(0),
-                ranks,
+                culprit: ranks.first().copied(),
+                ranks: ranks
+                    .iter()
+                    .map(|rank| self.group.started_rank(*rank))
+                    .collect(),
             }));
         }
         Ok(hash)

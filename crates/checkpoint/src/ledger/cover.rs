@@ -124,7 +124,8 @@ fn batches_after(begin: &Begin, position: Option<&SamplerState>) -> Result<Shard
         && owners.is_sorted_by(|(_, a), (_, b)| a < b)
         && owners.last().is_some_and(|(_, first)| *first < shards);
     let ranks: HashSet<_> = owners.iter().map(|(rank, _)| rank).collect();
-    let are_known = ranks.iter().all(|rank| **rank < begin.world);
+    // After a loss the numbers that processes were started with have gaps.
+    let are_known = begin.generation > 0 || ranks.iter().all(|rank| **rank < begin.world);
     if !is_dealt || !are_known || ranks.len() < owners.len() {
         let world = begin.world;
         return Err(format!(

@@ -25,7 +25,8 @@ pub struct Begin {
     pub generation: u64,
     /// Ranks of the job.
     pub world: usize,
-    /// For each replica of the model, in order: its first rank, and the first of the shards that it computes.
+    /// For each replica of the model, in order: its first rank, by the number that its process was started with, and the first of the
+    /// shards that it computes.
     pub owners: Vec<(usize, usize)>,
     /// Bytes of an unfinished record that were removed from the end of the file before this one was written.
     #[serde(default, skip_serializing_if = "is_zero")]

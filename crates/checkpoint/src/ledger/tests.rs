@@ -1,5 +1,6 @@
 //! Ledgers of runs that are killed and resumed, and ledgers that were tampered with.
 
+use std::fs::File;
 use std::io::Write as _;
 use std::time::UNIX_EPOCH;
 

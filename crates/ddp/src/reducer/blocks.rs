@@ -282,7 +282,7 @@ impl Blocks {
     fn begin_shard(&mut self, shard: usize) {
         let rank = self.group.rank();
         if let Some(recorder) = &self.recorder {
-            recorder.begin_shard(shard, self.group.global_rank(rank), self.plan.places.len());
+            recorder.begin_shard(shard, self.group.started_rank(rank), self.plan.places.len());
         }
         let extras = self.plan.buckets[self.plan.tail()].extras.len();
         self.leaf = Some(Leaf {

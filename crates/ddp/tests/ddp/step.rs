@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
-use paceline_ddp::{Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, weights};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Recovery, weights};
 
 use crate::support::*;
 
@@ -332,4 +332,40 @@ fn a_request_to_one_rank_is_the_answer_on_all_after_the_same_step() {
     };
     assert_eq!(stops(true), vec![(Some("SIGUSR1".to_owned()), 3); 3]);
     assert_eq!(stops(false), vec![(None, 5); 3]);
+}
+
+#[test]
+fn live_recovery_adds_no_message_to_a_step() {
+    let sent = |recovery| {
+        ranks(3, |group| {
+            let device = device();
+            let options = DdpOptions {
+                recovery,
+                ..options(4)
+            };
+            let (mut ddp, mut net) =
+                Ddp::new(group, fixed_net(&device), options).expect("ranks agree");
+            let mut optimizer = optimizer();
+            let counts = |ddp: &Ddp| {
+                let groups = ddp.group().dump_flight().groups;
+                let submitted: u64 = groups.iter().map(|group| group.submitted).sum();
+                let p2p: usize = groups.iter().map(|group| group.p2p.len()).sum();
+                (submitted, p2p, ddp.group().sent_bytes())
+            };
+            let before = counts(&ddp);
+            for _ in 0..5 {
+                let reduced = ddp.step(&net, |shard| {
+                    let loss = loss(&shard.model()?, &[1, 2, 3], true, &device);
+                    shard.backward(loss, 3.0)
+                });
+                net = optimizer.step(0.01, net, reduced.expect("a step").grads);
+                let give = |_: &Ddp| -> Result<Vec<u8>, DdpError> { panic!("nobody joins") };
+                ddp.admit(&net, give).expect("nobody joins");
+            }
+            let after = counts(&ddp);
+            assert!(after.0 - before.0 >= 5 * ddp.bucket_count() as u64);
+            (after.0 - before.0, after.1 - before.1, after.2 - before.2)
+        })
+    };
+    assert_eq!(sent(Recovery::Live), sent(Recovery::None));
 }

@@ -75,17 +75,15 @@ fn told(difference: &Difference) -> String {
         step,
         shard,
         rank,
-        generation,
         tensors,
+        ..
     } = difference;
     let first = tensors.iter().take(TENSORS_MAX).cloned();
     let mut named = first.collect::<Vec<_>>().join(", ");
     if tensors.len() > TENSORS_MAX {
         named += &format!(" and {} more", tensors.len() - TENSORS_MAX);
     }
-    let rank = match generation {
-        0 => format!("rank {rank}"),
-        generation => format!("rank {rank} of generation {generation}"),
-    };
-    format!("step {step}, shard {shard}: {rank} recorded other bits for the gradients of {named}")
+    format!(
+        "step {step}, shard {shard}: rank {rank} recorded other bits for the gradients of {named}"
+    )
 }

@@ -1,7 +1,7 @@
 //! A small training program that misbehaves on request; the fault tests start it as ranks.
 //!
-//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N]` trains a small model for some steps. The named rank has the
-//! fault at that step. For the tests it writes into DIR: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
+//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N] [--recovery live]` trains a small model for some steps. The named rank
+//! has the fault at that step. For the tests it writes into DIR: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
 //! `rank<N>.noticed` with the time and the error. The rank prints a line when its fault occurs.
 
 use std::fmt::Display;
@@ -34,6 +34,7 @@ struct Plan {
     fault: String,
     rank: usize,
     step: u64,
+    recovery: Recovery,
 }
 
 impl Plan {
@@ -43,6 +44,7 @@ impl Plan {
             fault: String::new(),
             rank: 1,
             step: 5,
+            recovery: Recovery::None,
         };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
@@ -51,6 +53,7 @@ impl Plan {
                 "--dir" => plan.dir = value.into(),
                 "--fault" => plan.fault = value,
                 "--rank" => plan.rank = value.parse().expect("a rank"),
+                "--recovery" => plan.recovery = Recovery::Live,
                 "--step" => plan.step = value.parse().expect("a step"),
                 _ => panic!("unknown flag {flag}"),
             }
@@ -98,10 +101,7 @@ fn train(plan: &Plan, rank: usize) -> Result<(), Box<dyn std::error::Error>> {
             _ => 4.max(group.world()),
         }),
         seed: u64::from(plan.is_for(rank, "other-seed")),
-        recovery: match plan.fault.as_str() {
-            "straggles" => Recovery::Live,
-            _ => Recovery::None,
-        },
+        recovery: plan.recovery,
         exclude_stragglers: NonZeroUsize::new(2).filter(|_| plan.fault == "straggles"),
         ..DdpOptions::default()
     };

@@ -131,7 +131,7 @@ fn a_straggler_is_named_and_leaves_and_the_deadline_follows_the_steps() {
     let folder = tempdir().expect("a folder");
     let undisturbed = run(folder.path(), &Case::new("none", 0, &[], ""), "shm");
     let line = format!(
-        "run --nproc-per-node 3 --recovery live --timeout-seconds auto {} --dir . --fault straggles",
+        "run --nproc-per-node 3 --recovery live --timeout-seconds auto {} --dir . --fault straggles --recovery live",
         example("fault_probe").display()
     );
     let ended = super::support::paceline(folder.path(), &line);
@@ -145,6 +145,26 @@ fn a_straggler_is_named_and_leaves_and_the_deadline_follows_the_steps() {
     ended.check(0, &says);
     let hash = undisturbed.hash();
     assert_eq!(ended.out.matches(hash).count(), 2, "{}", ended.out);
+}
+
+#[test]
+fn the_others_go_on_without_a_rank_that_hangs_or_sleeps() {
+    let folder = tempdir().expect("a folder");
+    let undisturbed = run(folder.path(), &Case::new("none", 0, &[], ""), "shm");
+    let hash = undisturbed.hash();
+    for (fault, transport) in [("hangs", "shm"), ("sleeps", "tcp")] {
+        let line = format!(
+            "run --nproc-per-node 3 --recovery live --timeout-seconds {} {} --dir . --fault {fault} --recovery live",
+            DEADLINE.as_secs(),
+            example("fault_probe").display()
+        );
+        let mut command = command(folder.path(), PACELINE, line.split_whitespace());
+        command.env("PACELINE_TRANSPORT", transport);
+        let ended = Running::start(command).ended(LIMIT);
+        let lost = format!("rank 1 (pid {}) ", read(folder.path(), "rank1.pid"));
+        ended.check(0, &[&lost, " stalled after ", "; 2 ranks go on"]);
+        assert_eq!(ended.out.matches(hash).count(), 2, "{}", ended.out);
+    }
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! Ranks are lost, the others go on and admit replacements, and the weights end with the same bits.
 
+use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use tempfile::tempdir;
 
-use super::support::{LIMIT, Running, metrics, paceline, start, steps};
+use super::support::{LIMIT, Running, checkpoints, metrics, paceline, start, steps};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
@@ -127,6 +131,52 @@ fn the_first_rank_may_be_lost_after_the_last_step() {
         let _ = kill_process(first, Signal::KILL);
         let case = format!("after {micros} us");
         assert_whole(folder.path(), job, &[], &hash, &case);
+    }
+}
+
+/// The file with this end that the process has open, which stays open here when the process is gone.
+fn kept_open(pid: Pid, end: &str) -> OwnedFd {
+    let files = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).expect("it runs");
+    let of_end = |path: &Path| fs::read_link(path).is_ok_and(|file| file.ends_with(end));
+    let mut paths = files.flatten().map(|entry| entry.path());
+    let path = paths.find(|path| of_end(path)).expect("it has the file");
+    let name = path.file_name().expect("a number").to_string_lossy();
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+    let number = name.parse().expect("a number");
+    pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).expect("a child's file")
+}
+
+#[test]
+fn the_next_first_rank_trains_on_until_the_lost_one_has_left_its_lock() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let job = training(folder.path(), "--save-every 20");
+    // As a file server does for a machine that is cut off.
+    let lock = kept_open(job.rank(0), "checkpoints/.lock");
+    lose(&job, &[0], Signal::KILL);
+    job.has_complained_of("is locked by a lost process of this job", 1);
+    let saved = || checkpoints(&folder.path().join("run"));
+    let before = saved();
+    job.has_printed("epoch 2/3");
+    assert_eq!(saved(), before, "nothing is written without the lock");
+    drop(lock);
+    assert_whole(folder.path(), job, &["3 ranks go on"], &hash, "locked");
+}
+
+#[test]
+fn a_job_that_lost_all_ranks_goes_on_from_its_newest_checkpoint_by_itself() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    for (signal, more) in [
+        (Signal::KILL, "--transport tcp"),
+        (Signal::STOP, "--timeout-seconds 2"),
+    ] {
+        let folder = tempdir().expect("a folder");
+        let more = format!("--save-every 20 --max-restarts 8 {LONG} {more}");
+        let job = training(folder.path(), &more);
+        lose(&job, &[0, 1, 2, 3], signal);
+        let case = format!("{signal:?}");
+        assert_whole(folder.path(), job, &["; restart "], &hash, &case);
     }
 }
 

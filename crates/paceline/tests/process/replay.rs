@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::tempdir;
@@ -135,6 +135,52 @@ fn a_run_is_replayed_from_a_checkpoint_of_other_ranks_and_a_changed_digest_is_na
         "train --task lm --record 5 --tp 2",
         &["`record` is 5", "does not go with tp 2"],
     );
+}
+
+#[test]
+fn steps_after_a_loss_and_after_a_join_are_replayed() {
+    let folder = tempdir().expect("a folder");
+    let line = format!(
+        "train --run-dir run {JOB} --nproc-per-node 4 --max-restarts 1 --evaluate-every 1 --keep 1000"
+    );
+    let job = start(folder.path(), &line);
+    job.has_printed("epoch 1/3");
+    kill_process(job.rank(1), Signal::KILL).expect("it runs");
+    job.has_complained_of(" joins as a replacement; 4 ranks go on", 1);
+    job.ended(LIMIT).check(0, &["; 3 ranks go on"]);
+
+    let told = paceline(folder.path(), "ledger verify run --json");
+    let found: Value = serde_json::from_str(&told.is_well().out).expect("JSON");
+    let attempts = found["attempts"].as_array().expect("attempts");
+    let owners = |attempt: &Value| {
+        let owners = attempt["begin"]["owners"].as_array().expect("owners");
+        owners
+            .iter()
+            .map(|owner| owner[0].clone())
+            .collect::<Vec<_>>()
+    };
+    let owners: Vec<_> = attempts.iter().map(owners).collect();
+    assert_eq!(owners[0], [0, 1, 2, 3]);
+    assert_eq!(owners[1], [0, 2, 3]);
+    assert_eq!(owners.last().expect("the last one"), &[0, 2, 3, 1]);
+
+    // The lost rank may have recorded the first one.
+    let second_of = |attempt: &Value| attempt["begin"]["step"].as_u64().expect("a step") + 2;
+    for (attempt, ranks) in [(&attempts[1], [0, 2, 3]), (&attempts[2], [1, 2, 3])] {
+        let step = second_of(attempt);
+        let found = replayed(folder.path(), &format!("--step {step}"));
+        assert_eq!(found["difference"], Value::Null, "{found}");
+        // The lost rank may not have written those of its last step.
+        let unrecorded = found["shards_unrecorded"].as_u64();
+        assert!(unrecorded.is_some_and(|shards| shards <= 2), "{found}");
+        for rank in ranks {
+            let found = replayed(folder.path(), &format!("--step {step} --rank {rank}"));
+            assert_ne!(found["shards_compared"], 0, "{found}");
+        }
+    }
+    let lost = format!("replay run --step {} --rank 1", second_of(&attempts[1]));
+    let says = ["no record of rank 1", "choose one of 0, 2, 3"];
+    paceline(folder.path(), &lost).check(2, &says);
 }
 
 #[test]
