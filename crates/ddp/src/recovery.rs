@@ -162,4 +162,6 @@ pub(crate) fn settle(all: &[Standing]) -> Result<Settlement, DdpError> {
 #[cfg(test)]
 pub(crate) mod faults;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
