@@ -118,6 +118,8 @@ pub struct Checkpoints {
     /// On a rank that goes on or leaves its state if rank 0 is lost: the last records, which rank 0 may not have written. On a rank 0
     /// without the lock: those that it has still to write.
     unwritten: Vec<Committed>,
+    /// Why there is this generation of the ranks, if others were lost.
+    why: Option<String>,
     /// The newest save of a rank 0 without the lock.
     deferred: Option<Deferred>,
     /// Of this rank's gradients, from the first recorded step on.
@@ -221,6 +223,7 @@ impl Checkpoints {
             has_gone_back: false,
             leaves: false,
             unwritten: Vec::new(),
+            why: None,
             deferred: None,
             digests: None,
             opened: SystemTime::now(),
@@ -561,7 +564,7 @@ impl Checkpoints {
         }
         let goes_back = std::mem::take(&mut self.has_gone_back);
         let committed = || {
-            let committed = Committed::new(&self.group, ddp, plan);
+            let committed = Committed::new(&self.group, ddp, plan, self.why.clone());
             committed.after(goes_back).giving_up(back_to)
         };
         if self.group.rank() == 0 {
@@ -587,6 +590,7 @@ impl Checkpoints {
         // Along a mesh, the replicas are fewer than the job's ranks, but of the same generation.
         if ddp.group().generation() != self.group.generation() {
             self.group = ddp.group().clone();
+            self.why = self.group.why_generation();
             self.copies = Copies::default();
             for lane in self.memory.iter_mut().chain([&mut self.files]) {
                 lane.saves = None;

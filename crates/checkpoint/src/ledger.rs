@@ -12,7 +12,7 @@
 //!
 //! `begin` says how the samples of the following steps are dealt, and to whom: a replica of the model that begins at rank `r`
 //! computes the shards from its own first one to the next replica's. Ranks have the numbers that their processes were started with, also
-//! after others were lost. It also says that the steps after `step` were rolled
+//! after others were lost, and `why` tells that in the launcher's words. It also says that the steps after `step` were rolled
 //! back, because their weights were lost with the processes that had them. `step` has the number of the step, the samples of
 //! the epoch that all shards had read before and after it, and a checksum of their indices. With `"skipped":true` it changed
 //! nothing, and with `"back_to":N` the steps after step N changed nothing either, because the ranks went back to their state then.
@@ -78,6 +78,8 @@ struct Terms {
     generation: u64,
     world: usize,
     owners: Vec<(usize, usize)>,
+    #[serde(default)]
+    why: Option<String>,
 }
 
 /// A step that is done, to be recorded.
@@ -90,8 +92,13 @@ pub(crate) struct Committed {
 }
 
 impl Committed {
-    /// The step of `plan`, which `ddp` has just done as part of the job `group`.
-    pub(crate) fn new(group: &ProcessGroup, ddp: &Ddp, plan: &StepPlan) -> Self {
+    /// The step of `plan`, which `ddp` has just done as part of the job `group`; `why` is the reason for its generation.
+    pub(crate) fn new(
+        group: &ProcessGroup,
+        ddp: &Ddp,
+        plan: &StepPlan,
+        why: Option<String>,
+    ) -> Self {
         let replicas = ddp.group();
         let generation = replicas.generation();
         let first_shard = |replica| ddp.tree().range(replica).start;
@@ -104,6 +111,7 @@ impl Committed {
                 generation,
                 world: group.world(),
                 owners: owners.collect(),
+                why,
             },
             step: Step {
                 step: ddp.next_step(),
@@ -183,6 +191,7 @@ impl Ledger {
                 generation: terms.generation,
                 world: terms.world,
                 owners: terms.owners.clone(),
+                why: terms.why.clone(),
                 dropped_bytes: self.lines.take_dropped_bytes(),
             };
             let at = if is_first {

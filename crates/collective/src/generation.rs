@@ -47,6 +47,12 @@ impl ProcessGroup {
         self.member().status.generation().into()
     }
 
+    /// Why the ranks before this generation were lost, in the launcher's words, if it has said that and no later generation has begun.
+    pub fn why_generation(&self) -> Option<String> {
+        self.page()
+            .why_generation(self.member().status.generation())
+    }
+
     /// Says that this program goes on with [`next_generation`](Self::next_generation) when other ranks are lost, and returns
     /// whether its launcher does so too. Without this word from every rank, the launcher ends the job after a failure, or
     /// restarts it.

@@ -2,7 +2,7 @@
 //! launcher says which ranks go on after others are lost.
 //!
 //! ```text
-//! byte    0  header, 1920 bytes                          byte 1920 + 256 * r  slot of local rank r
+//! byte    0  header, 2240 bytes                          byte 2240 + 256 * r  slot of local rank r
 //!         0  magic "PACEPAGE"  u64                           0  step        u64
 //!         8  version           u32                           8  seq         u64
 //!        12  slots             u32                          16  since       u64  CLOCK_MONOTONIC, ns; 0 = no activity yet
@@ -27,7 +27,9 @@
 //!      1288  bytes of address  u32                         100  joins       u32  0 no, 1 is ready, 2 has joined
 //!      1292  address of its store, 308 bytes                104  timeout     u32  ms, 0 = none
 //!      1600  another generation, in the same way            108  finishes    u32  0 no, 1 yes
-//!                                                          112  leaves state  u32  0 no, 1 yes
+//!      1920  explained         u32  a generation           112  leaves state  u32  0 no, 1 yes
+//!      1924  bytes of reason   u32
+//!      1928  the reason for it, 312 bytes
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory

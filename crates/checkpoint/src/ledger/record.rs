@@ -28,6 +28,9 @@ pub struct Begin {
     /// For each replica of the model, in order: its first rank, by the number that its process was started with, and the first of the
     /// shards that it computes.
     pub owners: Vec<(usize, usize)>,
+    /// After ranks were lost: what happened to them, in the launcher's words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
     /// Bytes of an unfinished record that were removed from the end of the file before this one was written.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub dropped_bytes: u64,

@@ -59,6 +59,7 @@ fn begin_of(step: u64, world: usize, batches: &ShardedBatches) -> Begin {
         owners: (0..world)
             .map(|rank| (rank, rank * shards / world))
             .collect(),
+        why: None,
         dropped_bytes: 0,
     }
 }
@@ -502,6 +503,7 @@ fn a_rank_that_becomes_the_first_records_what_the_lost_ones_had_not() {
                 generation,
                 world: 3 - generation as usize,
                 owners: vec![(generation as usize, 0)],
+                why: None,
             },
             step: Step {
                 generation,

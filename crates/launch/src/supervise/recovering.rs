@@ -119,6 +119,8 @@ impl Supervisor<'_> {
         if let Some(first) = members.first() {
             self.output.show_first(*first);
         }
+        let next = self.page.newest_generation().saturating_add(1);
+        self.page.explain_generation(next, incidents);
         self.generation = self.page.publish_generation(members);
         self.roster.go_on(members, &self.workers.states);
         self.mark_members();

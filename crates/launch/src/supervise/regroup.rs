@@ -75,6 +75,7 @@ impl Supervisor<'_> {
 
     /// All nodes are ready. Those of its ranks that have died since are lost in this generation.
     pub(super) fn go_on_in(&mut self, next: &Generation, why: &str) {
+        self.page.explain_generation(next.number, why);
         self.page.publish(next);
         self.generation = next.number;
         if let (0, Some(first)) = (next.first, next.members.first()) {

@@ -1,9 +1,10 @@
 //! `paceline ledger verify`: whether a run used every sample once, and what happened to it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
-use paceline_checkpoint::ledger::{self, Attempt, Audit, Cause, Epoch};
+use paceline_checkpoint::ledger::{self, Attempt, Audit, Begin, Cause, Epoch};
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_gpu::words;
@@ -151,8 +152,8 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
             Cause::Start => format!("started on {ranks}"),
             Cause::Resume => format!("resumed after step {step} on {ranks}{lost}"),
             Cause::Change => {
-                let generation = begin.generation;
-                format!("went on after step {step} on {ranks} as generation {generation}{lost}")
+                let changes = changes(before, begin);
+                format!("{changes}went on after step {step} on {ranks}{lost}")
             }
             Cause::Back => format!("went back to step {step} in memory{lost}"),
         };
@@ -182,6 +183,25 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
         ));
     }
     told
+}
+
+/// What the launcher said of the ranks that were lost, and which others are gone or new, by their shards.
+fn changes(before: Option<&Attempt>, now: &Begin) -> String {
+    let ranks = |begin: &Begin| begin.owners.iter().map(|(rank, _)| *rank).collect();
+    let now_there: BTreeSet<usize> = ranks(now);
+    let were_there = before.map_or_else(|| now_there.clone(), |before| ranks(&before.begin));
+    let mut told: Vec<String> = now.why.iter().cloned().collect();
+    for rank in &were_there - &now_there {
+        if !told
+            .iter()
+            .any(|why| why.contains(&format!("rank {rank} ")))
+        {
+            told.push(format!("rank {rank} was lost"));
+        }
+    }
+    let new = (&now_there - &were_there).into_iter();
+    told.extend(new.map(|rank| format!("rank {rank} was replaced")));
+    told.iter().map(|what| format!("{what}; ")).collect()
 }
 
 /// Hours, minutes and seconds since the run began.

@@ -127,7 +127,7 @@ impl JobPage {
         let raw = numbers[place];
         raw.number.store(number, SeqCst);
         raw.world.store(next.world as u32, SeqCst);
-        raw.write_store(next.store.as_deref().unwrap_or_default());
+        raw.store.write(next.store.as_deref().unwrap_or_default());
         for (rank, member) in (next.first..).zip(&next.members) {
             let word = layout::tagged(Some(rank), number);
             self.slot(*member).raw().member_of[place].store(word, SeqCst);
@@ -138,6 +138,23 @@ impl JobPage {
     /// Whether the launcher invites the ranks of this generation to form the next one. Two loads.
     pub fn is_invited(&self, number: u32) -> bool {
         self.newest_generation() > number && self.begun_generation() == number
+    }
+
+    /// Says in words why there will be this generation, for records of the job. Only the newest reason is kept.
+    ///
+    /// Only the launcher may call it, before it publishes the generation.
+    pub fn explain_generation(&self, number: u32, why: &str) {
+        let header = self.header();
+        header.explained.store(0, SeqCst);
+        header.why.write(why);
+        header.explained.store(number, SeqCst);
+    }
+
+    /// Why there is this generation, in the launcher's words; `None` if it has said nothing, or has explained a later one.
+    pub fn why_generation(&self, number: u32) -> Option<String> {
+        let is_explained = || number > 0 && self.header().explained.load(SeqCst) == number;
+        let why = is_explained().then(|| self.header().why.read());
+        why.filter(|_| is_explained())
     }
 
     /// Says that the ranks of the previous generation have agreed to form this one. Any of them may say it, and all do.
@@ -224,7 +241,7 @@ impl JobPage {
                 world: raw.world.load(SeqCst) as usize,
                 first: members.first().map_or(0, |(rank, _)| *rank),
                 members: members.into_iter().map(|(_, slot)| slot).collect(),
-                store: raw.read_store(),
+                store: Some(raw.store.read()).filter(|store| !store.is_empty()),
             };
             // The launcher writes over this generation only after it has ended, or after a later one has begun.
             let (_, below) = layout::untagged(header.ended.load(SeqCst));
@@ -360,6 +377,20 @@ mod tests {
         assert_eq!(pages[1].current().as_ref(), Some(&parts[1]));
         pages[1].begin_generation(9);
         assert_eq!(pages[1].current(), Some(next));
+    }
+
+    #[test]
+    fn the_newest_generation_is_explained_to_its_ranks() {
+        let page = JobPage::private(2).unwrap();
+        page.explain_generation(1, "rank 1 was killed");
+        assert_eq!(page.why_generation(1).as_deref(), Some("rank 1 was killed"));
+        page.explain_generation(2, &"ü".repeat(1000));
+        let why = page.why_generation(2).unwrap();
+        assert!(why.len() < 1000 && why.chars().all(|c| c == 'ü'), "{why}");
+        assert_eq!(
+            (page.why_generation(0), page.why_generation(1)),
+            (None, None)
+        );
     }
 
     #[test]

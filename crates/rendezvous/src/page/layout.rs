@@ -8,13 +8,16 @@ use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
 
 /// Longest address of a generation's store in bytes.
-pub(super) const STORE_BYTES_MAX: usize = 308;
+const STORE_BYTES_MAX: usize = 308;
+
+/// Longest reason for a generation in bytes.
+const WHY_BYTES_MAX: usize = 312;
 
 /// Words that are polled, words that are written and the text lie in cache lines of their own.
 #[repr(C, align(64))]
@@ -35,19 +38,27 @@ pub(super) struct Header {
     pub(super) stop_signal: AtomicI32,
     _stop_line: [u8; 60],
     culprit: AtomicU32,
-    text_bytes: AtomicU32,
-    text: [AtomicU8; REVOCATION_TEXT_BYTES_MAX],
+    cause: RawText<REVOCATION_TEXT_BYTES_MAX>,
     _rest: [u8; 80],
     /// The generation that has begun and the one after it, in either order.
     pub(super) generations: [RawGeneration; 2],
+    /// The generation that `why` is about.
+    pub(super) explained: AtomicU32,
+    pub(super) why: RawText<WHY_BYTES_MAX>,
 }
 
 #[repr(C, align(64))]
 pub(super) struct RawGeneration {
     pub(super) number: AtomicU32,
     pub(super) world: AtomicU32,
-    store_bytes: AtomicU32,
-    store: [AtomicU8; STORE_BYTES_MAX],
+    /// Empty for the job's first store.
+    pub(super) store: RawText<STORE_BYTES_MAX>,
+}
+
+#[repr(C)]
+pub(super) struct RawText<const BYTES_MAX: usize> {
+    bytes: AtomicU32,
+    text: [AtomicU8; BYTES_MAX],
 }
 
 #[repr(C, align(64))]
@@ -80,7 +91,7 @@ pub(super) struct RawSlot {
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
 const _: () = {
-    assert!(size_of::<Header>() == 1920 && size_of::<RawSlot>() == 256);
+    assert!(size_of::<Header>() == 2240 && size_of::<RawSlot>() == 256);
     assert!(std::mem::offset_of!(Header, generations) == 1280 && size_of::<RawGeneration>() == 320);
     assert!(std::mem::offset_of!(Header, revoked) == 64);
     assert!(std::mem::offset_of!(Header, ended) == 72);
@@ -88,7 +99,8 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, begun) == 88);
     assert!(std::mem::offset_of!(Header, stop_signal) == 128);
     assert!(std::mem::offset_of!(Header, culprit) == 192);
-    assert!(std::mem::offset_of!(Header, text) == 200);
+    assert!(std::mem::offset_of!(Header, cause) == 196);
+    assert!(std::mem::offset_of!(Header, explained) == 1920);
     assert!(std::mem::offset_of!(RawSlot, since_ns) == 16);
     assert!(std::mem::offset_of!(RawSlot, awaits) == 36);
     assert!(std::mem::offset_of!(RawSlot, rank) == 44);
@@ -145,44 +157,34 @@ impl Header {
     }
 
     pub(super) fn write_cause(&self, cause: &Revocation) {
-        let bytes = cause.text.floor_char_boundary(REVOCATION_TEXT_BYTES_MAX);
-        for (cell, byte) in self.text.iter().zip(&cause.text.as_bytes()[..bytes]) {
-            cell.store(*byte, Relaxed);
-        }
-        self.text_bytes.store(bytes as u32, Relaxed);
+        self.cause.write(&cause.text);
         self.culprit.store(encode(cause.rank), Relaxed);
     }
 
-    /// Another process wrote this: neither length nor text is trusted.
     pub(super) fn read_cause(&self) -> Revocation {
-        let bytes = (self.text_bytes.load(Relaxed) as usize).min(REVOCATION_TEXT_BYTES_MAX);
-        let text: Vec<u8> = self.text[..bytes]
-            .iter()
-            .map(|cell| cell.load(Relaxed))
-            .collect();
         Revocation {
             rank: decode(self.culprit.load(Relaxed)),
-            text: String::from_utf8_lossy(&text).into_owned(),
+            text: self.cause.read(),
         }
     }
 }
 
-impl RawGeneration {
-    pub(super) fn write_store(&self, address: &str) {
-        let bytes = address.as_bytes();
-        let bytes = &bytes[..bytes.len().min(STORE_BYTES_MAX)];
-        for (cell, byte) in self.store.iter().zip(bytes) {
+impl<const BYTES_MAX: usize> RawText<BYTES_MAX> {
+    /// Writes the text, or as much of it as fits.
+    pub(super) fn write(&self, text: &str) {
+        let bytes = text.floor_char_boundary(BYTES_MAX);
+        for (cell, byte) in self.text.iter().zip(&text.as_bytes()[..bytes]) {
             cell.store(*byte, Relaxed);
         }
-        self.store_bytes.store(bytes.len() as u32, Relaxed);
+        self.bytes.store(bytes as u32, Relaxed);
     }
 
     /// Another process wrote this: neither length nor text is trusted.
-    pub(super) fn read_store(&self) -> Option<String> {
-        let bytes = (self.store_bytes.load(Relaxed) as usize).min(STORE_BYTES_MAX);
-        let cells = self.store[..bytes].iter();
-        let text = cells.map(|cell| cell.load(Relaxed)).collect();
-        String::from_utf8(text).ok().filter(|text| !text.is_empty())
+    pub(super) fn read(&self) -> String {
+        let bytes = (self.bytes.load(Relaxed) as usize).min(BYTES_MAX);
+        let cells = self.text[..bytes].iter();
+        let text: Vec<u8> = cells.map(|cell| cell.load(Relaxed)).collect();
+        String::from_utf8_lossy(&text).into_owned()
     }
 }
 
@@ -299,8 +301,9 @@ mod tests {
     impl Header {
         /// What a broken process may have left behind the identity.
         pub(in crate::page) fn fill_for_test(&self, byte: u8) {
-            self.text.iter().for_each(|cell| cell.store(byte, Relaxed));
-            self.text_bytes.store(u32::MAX, Relaxed);
+            let text = self.cause.text.iter();
+            text.for_each(|cell| cell.store(byte, Relaxed));
+            self.cause.bytes.store(u32::MAX, Relaxed);
             self.culprit.store(u32::MAX, Relaxed);
         }
     }
