@@ -10,7 +10,7 @@ use rustix::process::{
 };
 use tempfile::tempdir;
 
-use super::support::{LIMIT, Running, checkpoints, metrics, paceline, start, steps};
+use super::support::{LIMIT, Running, checkpoints, example, metrics, paceline, start, steps};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
@@ -172,7 +172,7 @@ fn a_job_that_lost_all_ranks_goes_on_from_its_newest_checkpoint_by_itself() {
         (Signal::STOP, "--timeout-seconds 2"),
     ] {
         let folder = tempdir().expect("a folder");
-        let more = format!("--save-every 20 --max-restarts 8 {LONG} {more}");
+        let more = format!("--save-every 20 --max-restarts 8 {more}");
         let job = training(folder.path(), &more);
         lose(&job, &[0, 1, 2, 3], signal);
         let case = format!("{signal:?}");
@@ -255,4 +255,33 @@ fn layouts_that_cannot_recover_are_refused() {
             ],
         );
     }
+}
+
+#[test]
+fn a_program_of_ones_own_survives_kills_with_the_same_bits() {
+    let folder = tempdir().expect("a folder");
+    let program = example("recover").display().to_string();
+    let hash = paceline(folder.path(), &format!("run --nproc-per-node 1 {program}"));
+    let hash = hash.is_well().hash().to_owned();
+    let folder = tempdir().expect("a folder");
+    let line = format!("run --nproc-per-node 4 --max-restarts 2 {program}");
+    let job = start(folder.path(), &line);
+    job.has_printed("[rank 0] epoch 3 ");
+    for (joined, lost) in [(1, 2), (2, 0)] {
+        lose(&job, &[lost], Signal::KILL);
+        job.has_complained_of(JOINS, joined);
+    }
+    let ended = job.ended(LIMIT);
+    ended.check(0, &["; 3 ranks go on", "; 4 ranks go on"]);
+    let hashes = ended.out.lines().filter(|line| line.contains("sha256"));
+    let mut others = hashes.filter(|line| !line.ends_with(&hash));
+    assert_eq!(
+        (ended.hash(), others.next()),
+        (&*hash, None),
+        "{}",
+        ended.out
+    );
+    let told = paceline(folder.path(), "ledger verify runs/recover");
+    let proof = "epochs    1 to 80: each of 1024 samples was used exactly once";
+    assert!(told.is_well().out.contains(proof), "{}", told.out);
 }
