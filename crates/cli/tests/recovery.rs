@@ -6,7 +6,6 @@
 
 use std::os::fd::OwnedFd;
 use std::process::{Command, Output};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp};
@@ -37,26 +36,27 @@ fn strike(how: &str) {
         "abort" => std::process::abort(),
         "panic" => panic!("struck"),
         "leave" => std::process::exit(0),
-        cut if cut.starts_with("cut") => {
-            cut_connection(cut["cut".len()..].parse().expect("a number"))
-        }
+        cut if cut.starts_with("cut") => cut_connections(cut["cut".len()..].parse().ok()),
         code => std::process::exit(code.parse().expect("an exit code")),
     }
 }
 
-/// Ends the one of this process's TCP connections that was opened at this place in their order.
-fn cut_connection(place: usize) {
+/// Ends the one of this process's TCP connections that was opened at this place in their order, or all.
+fn cut_connections(place: Option<usize>) {
     let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
     let copy = |number| pidfd_getfd(&own, number, PidfdGetfdFlags::empty()).ok();
     let is_connection = |socket: &OwnedFd| {
         let is_tcp = socket_domain(socket).is_ok_and(|family| family == AddressFamily::INET);
         is_tcp && getpeername(socket).is_ok()
     };
-    let connection = (0..200).filter_map(copy).filter(is_connection).nth(place);
-    if let Some(connection) = connection {
-        shutdown(connection, Shutdown::Both).expect("a connection");
-        say(&format!("cut {place}"));
-    }
+    let connections = (0..200).filter_map(copy).filter(is_connection);
+    let cut = |(at, connection): (usize, OwnedFd)| {
+        if place.is_none_or(|place| place == at) {
+            shutdown(connection, Shutdown::Both).expect("a connection");
+            say(&format!("cut {at}"));
+        }
+    };
+    connections.enumerate().for_each(cut);
 }
 
 fn now_us() -> u128 {
@@ -70,9 +70,10 @@ fn say(line: &str) {
 }
 
 /// The part of a rank; true when this process is one. `PACELINE_TEST_RECOVERY` has words such as `2@10:kill` (rank 2 at
-/// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `+1@starting:9` (the first replacement before it
-/// is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after the last step). With `admits` the ranks take in replacements, and work on until these are there. With `finishes` they promise to say when
-/// they are done.
+/// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `1@again:cut` (before it repeats a step),
+/// `+1@starting:9` (the first replacement before it is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after
+/// the last step). With `admits` the ranks take in replacements, and work on until these are there. With `finishes` they
+/// promise to say when they are done.
 fn played() -> bool {
     let Ok(faults) = std::env::var(ROLE) else {
         return false;
@@ -111,11 +112,12 @@ fn played() -> bool {
     let admits = faults.contains("admits");
     let mut done = 0_i64;
     let mut has_lost = false;
-    let mut doomed: Option<JoinHandle<()>> = None;
+    // This process is about to be struck; some process is.
+    let (mut is_doomed, mut is_any_doomed) = (false, false);
     if group.is_joining() {
         assert!(group.barrier().is_err());
         fault("starting").into_iter().for_each(strike);
-        fault("joining").map(strike_soon);
+        is_doomed = fault("joining").map(strike_soon).is_some();
         loop {
             match group.next_generation() {
                 Ok(next) => group = next,
@@ -140,30 +142,34 @@ fn played() -> bool {
     } else {
         STEPS_MAX
     };
-    while done < STEPS || (admits && done < most && group.world().to_string() != full) {
+    while done < STEPS
+        || is_any_doomed
+        || (admits && done < most && group.world().to_string() != full)
+    {
         // A rank that has cut a connection goes on, and repeats the step.
-        if let Some(how) = fault(&done.to_string()).filter(|_| !has_lost) {
-            strike(how);
-        }
-        // On a busy machine the others would be done first.
-        if let Some(end) = doomed.take_if(|_| done == STEPS - 1) {
-            end.join().expect("it ends this process");
-        }
-        let stepped = step(&group, done);
-        if let Ok(is_invited) = &stepped {
+        let moment = if has_lost {
+            "again".into()
+        } else {
+            done.to_string()
+        };
+        fault(&moment).into_iter().for_each(strike);
+        let stepped = step(&group, done, is_doomed);
+        is_any_doomed = is_doomed || stepped.as_ref().is_ok_and(|agreed| agreed.is_any_doomed);
+        if let Ok(agreed) = &stepped {
             if std::mem::take(&mut has_lost) {
                 say(&format!("goes on at {} as rank {}", now_us(), group.rank()));
             }
             done += 1;
-            if !is_invited {
+            if !agreed.is_invited {
                 if admits {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 continue;
             }
         } else {
-            if let Some(how) = fault("forming") {
-                doomed = Some(strike_soon(how));
+            if let Some(how) = fault("forming").filter(|_| !is_doomed) {
+                strike_soon(how);
+                is_doomed = true;
             }
             // That of a rank that no other one can go on with.
             assert!(!matches!(stepped, Err(Error::Wire { .. })), "{stepped:?}");
@@ -207,15 +213,29 @@ fn played() -> bool {
     true
 }
 
-/// All ranks bring the step, a one, and whether they are invited; one of them is enough.
-fn step(group: &ProcessGroup, done: i64) -> Result<bool, paceline_collective::Error> {
+/// What all ranks know after a step.
+#[derive(Debug)]
+struct Agreed {
+    is_invited: bool,
+    is_any_doomed: bool,
+}
+
+/// All ranks bring the step, a one, and whether they are invited or about to be struck; one of them is enough.
+fn step(
+    group: &ProcessGroup,
+    done: i64,
+    is_doomed: bool,
+) -> Result<Agreed, paceline_collective::Error> {
     let mut data = vec![1.0; 10_000];
     group.all_reduce(&mut data, ReduceOp::Sum)?;
     assert!(data.iter().all(|value| *value == group.world() as f32));
-    let mut all = [done, group.is_invited().into()];
+    let mut all = [done, group.is_invited().into(), is_doomed.into()];
     group.all_reduce(&mut all, ReduceOp::Max)?;
     assert_eq!(all[0], done, "all ranks are at the same step");
-    Ok(all[1] > 0)
+    Ok(Agreed {
+        is_invited: all[1] > 0,
+        is_any_doomed: all[2] > 0,
+    })
 }
 
 /// A job of this test program on `ranks` ranks with these faults.
@@ -361,20 +381,41 @@ fn a_rank_that_exits_before_it_has_finished_as_it_promised_is_lost() {
 }
 
 #[test]
-fn a_cut_connection_costs_one_rank_at_most() {
-    const NAME: &str = "a_cut_connection_costs_one_rank_at_most";
+fn a_cut_connection_costs_no_rank() {
+    const NAME: &str = "a_cut_connection_costs_no_rank";
     if played() {
         return;
     }
-    // Those for data, for messages and to the store.
-    let lost = paceline_testing::on_threads(0..5, |place| {
+    // Those for data, for messages, and between sends and receives.
+    let again = paceline_testing::on_threads(0..5, |place| {
         let output = job(NAME, "tcp", 3, &[], &format!("1@10:cut{place}"));
-        let is_lost = text(&output.stderr).contains("; 2 ranks go on");
-        let lost = usize::from(is_lost);
-        all_go_on(&output, 3 - lost, lost as u64..=lost as u64);
-        lost
+        all_go_on(&output, 3, 0..=1);
+        let err = text(&output.stderr);
+        let mended = err.lines().filter(|line| {
+            line.contains(", which lives; 3 ranks go on") && line.starts_with("rank ")
+        });
+        mended.count()
     });
-    assert!(lost.contains(&1), "{lost:?}");
+    assert!(
+        again.contains(&1) && again.iter().all(|times| *times < 2),
+        "{again:?}"
+    );
+}
+
+#[test]
+fn a_connection_that_breaks_whenever_it_is_made_costs_a_rank() {
+    const NAME: &str = "a_connection_that_breaks_whenever_it_is_made_costs_a_rank";
+    if played() {
+        return;
+    }
+    let output = job(NAME, "tcp", 2, &[], "0@10:cut 0@again:cut");
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains(", which lives; 2 ranks go on"), "{err}");
+    assert!(
+        err.contains(" stalled after ") && err.contains("; 1 rank goes on"),
+        "{err}"
+    );
 }
 
 #[test]

@@ -210,7 +210,8 @@ impl<'a> Forming<'a> {
         Self {
             env,
             options,
-            client,
+            // It belongs to the launcher, or to a rank, and nothing takes its place.
+            client: client.reconnecting(),
             page,
             started,
             deadline: deadline(started, options.timeout),

@@ -267,8 +267,8 @@ impl ProcessGroup {
                     {
                         slot.set_victim_of(culprit, generation.number);
                     }
-                    // Its own connection to the store is at fault. The launcher hears of no lost rank then, while the others wait
-                    // for this one: unless something else happens soon, this rank is the lost one.
+                    // Its own connection to the store is at fault, again. A launcher has all ranks form another generation, or on
+                    // several nodes moves the store. Unless one of it happens soon, this rank is the lost one.
                     let has_ended = page.end_of_generation(generation.number).is_some();
                     if error.culprit().is_none() && !has_ended {
                         limit = limit.min(LAUNCHER_TIMEOUT);

@@ -365,6 +365,9 @@ impl Status {
             Message::Tell(answer) => {
                 self.answers.lock()[from] = Some(answer);
                 self.answered.notify_all();
+                // As above.
+                let _latch = self.latch.lock();
+                self.changed.notify_all();
             }
         }
     }

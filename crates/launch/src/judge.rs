@@ -4,6 +4,9 @@
 //! (its slot of the job page names the rank it blames, or the page was revoked in that rank's name). Such a rank is
 //! a victim. The rank it blames gets a short time to end by itself, because a rank that panics tells its peers
 //! before it is gone; if it does not end, it is reported as stalled.
+//!
+//! A rank that waits for the next generation does not hang, whatever others say of it. Both ends of a broken connection blame each
+//! other, and both live. Then no rank is lost, if the ranks can go on at all ([`Limits::all_may_go_on`]).
 
 use std::time::Duration;
 
@@ -93,6 +96,8 @@ pub struct Limits {
     /// How long another rank must have been in one collective, with a rank already gone with exit code 0, before
     /// the rank that is gone is said to have left early.
     pub left_early_after: Duration,
+    /// Whether ranks may all go on if those that blame each other live, as both ends of a broken connection do.
+    pub all_may_go_on: bool,
 }
 
 impl Default for Limits {
@@ -102,6 +107,7 @@ impl Default for Limits {
             // Whatever a rank that is gone has sent is in shared memory or in a socket buffer; taking it from there
             // is a matter of milliseconds, so two seconds are no progress at all.
             left_early_after: Duration::from_secs(2),
+            all_may_go_on: false,
         }
     }
 }
@@ -130,6 +136,13 @@ pub enum Verdict {
         on: usize,
         /// The time, since the job's start.
         until: Duration,
+    },
+    /// No rank is lost, but the group has failed: all that live may form another one.
+    AllGoOn {
+        /// The rank that waits for that.
+        by: usize,
+        /// The rank because of which it does, if it blames one.
+        because_of: Option<usize>,
     },
     /// The job has failed.
     Failed {
@@ -174,6 +187,18 @@ pub fn judge(
     if let Some(verdict) = left_early(workers, now, limits) {
         return verdict;
     }
+    // It could not form the group, and no other rank is the cause.
+    let gave_up = |worker: &WorkerState| is_heard(worker) && worker.waits_since.is_some();
+    if let Some(by) = workers
+        .iter()
+        .position(gave_up)
+        .filter(|_| limits.all_may_go_on)
+    {
+        return Verdict::AllGoOn {
+            by,
+            because_of: None,
+        };
+    }
     if workers.iter().all(|worker| worker.exit.is_some()) {
         Verdict::Finished
     } else {
@@ -189,9 +214,12 @@ fn failure_of(workers: &[WorkerState], rank: usize) -> Option<Exit> {
 /// Since when a living rank has waited for the next generation because of another one.
 fn complaint_of(workers: &[WorkerState], rank: usize) -> Option<Duration> {
     let worker = &workers[rank];
-    let is_heard = !worker.is_out && worker.exit.is_none();
-    let since = worker.waits_since.filter(|_| is_heard)?;
+    let since = worker.waits_since.filter(|_| is_heard(worker))?;
     blamed_by(workers, None, rank).map(|_| since)
+}
+
+fn is_heard(worker: &WorkerState) -> bool {
+    !worker.is_out && worker.exit.is_none()
 }
 
 /// The rank that `rank` blames, if it is another one of this machine.
@@ -228,6 +256,13 @@ fn follow(
     // Ranks that blame each other: none is proven right. One that lives and complains may be right about some rank of the
     // circle; else the first failure in time stands.
     if complaint_of(workers, first).is_some() {
+        if limits.all_may_go_on {
+            // Each of them has noticed by itself that it lost another one, which a rank that hangs does not.
+            return Verdict::AllGoOn {
+                by: first,
+                because_of: blamed_by(workers, revoked_for, first),
+            };
+        }
         return sentence(workers, (rank, reported_by), at, now, limits);
     }
     let fault = failure_of(workers, first).map_or(Fault::Stalled, |exit| exit.fault());
@@ -254,6 +289,12 @@ fn sentence(
             };
         }
         Some(_) => Fault::LeftEarly,
+        None if limits.all_may_go_on && workers[rank].waits_since.is_some() => {
+            return Verdict::AllGoOn {
+                by: reported_by.unwrap_or(rank),
+                because_of: reported_by.map(|_| rank),
+            };
+        }
         None if now < reported_at + limits.blamed_may_end => {
             return Verdict::Waiting {
                 on: rank,

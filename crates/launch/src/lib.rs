@@ -35,6 +35,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent death signal");
 
+mod bell;
 mod binding;
 mod cluster;
 mod command;

@@ -1,7 +1,8 @@
 //! Live recovery: which ranks form the next generation after a failure, and who takes the places of the lost ones. Pure decisions.
 //!
 //! A failure belongs to one generation. Its culprit has to be dead before the next one is published, so that it can change
-//! nothing. All other living ranks are members, if each of them has said that it goes on.
+//! nothing. All other living ranks are members, if each of them has said that it goes on. If only a connection failed, no rank is the
+//! culprit, and all are members ([`Mended`]).
 //!
 //! A lost rank's place gets a new process, as often as the job may. The others go on meanwhile. When the process is ready, they
 //! are invited to a generation with it, and follow when they have agreed among themselves. Until it has the job's state it counts
@@ -103,6 +104,40 @@ pub(crate) fn ready_within(timeout: Duration, first_step_after: Duration) -> Dur
     timeout.max(2 * first_step_after)
 }
 
+/// The last times that all ranks went on after their group had failed without a lost rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mended {
+    step: u64,
+    /// In this step, since the job's start.
+    first: Duration,
+    last: Duration,
+}
+
+/// Whatever keeps a group from working for so long within one step is no broken connection.
+const MENDS_WITHIN: Duration = Duration::from_secs(5);
+/// Between two attempts in one step: a rank may lack memory for a while.
+const MEND_PAUSE: Duration = Duration::from_millis(100);
+
+impl Mended {
+    /// Whether all ranks may go on once more. A group that works does steps; else a rank is to blame as for any other failure.
+    pub(crate) fn may_again(before: Option<Self>, step: u64, now: Duration) -> bool {
+        before.is_none_or(|before| {
+            let is_soon = now.saturating_sub(before.first) < MENDS_WITHIN;
+            let has_paused = now.saturating_sub(before.last) >= MEND_PAUSE;
+            step > before.step || (is_soon && has_paused)
+        })
+    }
+
+    pub(crate) fn again(before: Option<Self>, step: u64, now: Duration) -> Self {
+        let before = before.filter(|before| step <= before.step);
+        Self {
+            step: before.map_or(step, |before| before.step),
+            first: before.map_or(now, |before| before.first),
+            last: now,
+        }
+    }
+}
+
 /// Which ranks are in the generation that has begun, and who is to take the other places.
 #[derive(Debug, Clone)]
 pub(crate) struct Roster {
@@ -157,15 +192,17 @@ impl Roster {
         self.left = 0;
     }
 
-    /// What follows the failure of `culprit`; `recovers` are the ranks that have said they go on.
+    /// What follows the failure of `culprit`, or of the group if no rank is to blame; `recovers` are the ranks that have said they
+    /// go on.
     pub(crate) fn after_failure(
         &self,
         states: &[WorkerState],
         recovers: impl Fn(usize) -> bool,
-        culprit: usize,
+        culprit: Option<usize>,
     ) -> Result<Next, Impossible> {
         let lives = |rank: &usize| states[*rank].exit.is_none();
-        let can_go_on = |rank: &usize| lives(rank) && *rank != culprit && !states[*rank].is_new;
+        let is_culprit = |rank: &usize| culprit == Some(*rank);
+        let can_go_on = |rank: &usize| lives(rank) && !is_culprit(rank) && !states[*rank].is_new;
         let members = self.members.iter().copied().filter(can_go_on);
         let members: Vec<usize> = members.collect();
         if members.is_empty() {
@@ -174,11 +211,11 @@ impl Roster {
         if let Some(unable) = members.iter().find(|rank| !recovers(**rank)) {
             return Err(Impossible::NotAble(*unable));
         }
-        if lives(&culprit) {
+        if culprit.as_ref().is_some_and(lives) {
             return Ok(Next::Kill);
         }
         let failed = |rank: &usize| {
-            *rank == culprit || states[*rank].exit.is_some_and(|exit| exit.is_failure())
+            is_culprit(rank) || states[*rank].exit.is_some_and(|exit| exit.is_failure())
         };
         let lost = self.members.iter().copied().filter(failed).collect();
         Ok(Next::GoOn { members, lost })

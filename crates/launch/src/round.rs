@@ -157,6 +157,7 @@ pub(crate) fn run(
         roster: Roster::new(job.nproc, place.replacements_max),
         looked_at: Duration::ZERO,
         trains_since: None,
+        mended: None,
         given_up: None,
         regrouping: None,
     };

@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use paceline_rendezvous::process::Stat;
 
+use crate::bell::Bell;
 use crate::elastic::messages::Order;
 use crate::job::Job;
-use crate::judge::{Ending, Fault, Verdict, WorkerState, judge};
+use crate::judge::{Ending, Fault, Limits, Verdict, WorkerState, judge};
 use crate::orphans::Orphans;
 use crate::output::Output;
 use crate::plan::Plan;
-use crate::recovery::Roster;
+use crate::recovery::{Mended, Roster};
 use crate::report::{Failure, FailureKind};
 use crate::round::NodePlace;
 use crate::signals::Signals;
@@ -56,6 +57,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) looked_at: Duration,
     /// How long after the start all ranks had begun to train, as far as they take in replacements.
     pub(crate) trains_since: Option<Duration>,
+    /// When all ranks last went on after the group had failed without a lost rank.
+    pub(crate) mended: Option<Mended>,
     /// The failure of a rank that is being killed so that the others can go on, and when it has to have ended.
     pub(crate) given_up: Option<(Failure, Instant)>,
     /// The ranks of several nodes are about to form the next generation.
@@ -125,7 +128,10 @@ impl Supervisor<'_> {
     /// Returns when all ranks have ended, or when even SIGKILL does not end one.
     pub(crate) fn run(&mut self) {
         let mut slow_look = Instant::now() + SLOW_LOOK;
+        let bell = (self.job.recovers_live()).then(|| Bell::of(self.page).ok());
+        let bell = bell.flatten();
         loop {
+            bell.iter().for_each(Bell::silence);
             while let Some(signal) = self.signals.next() {
                 self.on_signal(signal);
             }
@@ -169,7 +175,7 @@ impl Supervisor<'_> {
                 slow_look = Instant::now() + SLOW_LOOK;
             }
             let wakes = [self.until, look_again, ask_again].into_iter().flatten();
-            self.sleep_until(wakes.fold(slow_look, Instant::min));
+            self.sleep_until(wakes.fold(slow_look, Instant::min), bell.as_ref());
         }
     }
 
@@ -178,8 +184,8 @@ impl Supervisor<'_> {
         self.until = Some(Instant::now() + within);
     }
 
-    /// Sleeps until a rank ends, a signal arrives or it is time.
-    fn sleep_until(&self, wake: Instant) {
+    /// Sleeps until a rank ends or rings, a signal arrives or it is time.
+    fn sleep_until(&self, wake: Instant, bell: Option<&Bell>) {
         let mut fds: Vec<_> = self
             .workers
             .alive()
@@ -187,6 +193,7 @@ impl Supervisor<'_> {
             .collect();
         fds.push(self.signals.as_fd());
         fds.extend(self.coordinator.news());
+        fds.extend(bell.map(Bell::as_fd));
         wait_readable(&fds, wake.saturating_duration_since(Instant::now()));
     }
 
@@ -222,13 +229,18 @@ impl Supervisor<'_> {
             .revocation()
             .and_then(|revocation| revocation.rank)
             .and_then(|rank| self.local(rank));
-        match judge(&self.workers.states, revoked_for, now, &self.job.limits) {
+        let limits = Limits {
+            all_may_go_on: self.all_may_go_on(),
+            ..self.job.limits
+        };
+        let soon = now + QUICK_LOOK;
+        match judge(&self.workers.states, revoked_for, now, &limits) {
             Verdict::Running(look_again) => {
-                let soon = now + QUICK_LOOK;
                 Some(self.started + look_again.map_or(soon, |look_again| look_again.min(soon)))
             }
-            Verdict::Waiting { until, .. } => Some(self.started + until),
+            Verdict::Waiting { until, .. } => Some(self.started + until.min(soon)),
             Verdict::Finished => None,
+            Verdict::AllGoOn { by, because_of } => self.go_on_together(by, because_of),
             Verdict::Failed {
                 rank,
                 fault,

@@ -13,7 +13,7 @@
 //!        72  ended below       u32  generations that        40  pid         u32  0 = none
 //!                                   are over                44  rank        u32  rank + 1, 0 = none
 //!        76  because of        u32  rank + 1                48  polls stop  u32  0 no, 1 yes
-//!        80  changes (futex)   u32  of 64 to 76             52  stopped by  i32  signal, 0 = not stopped
+//!        80  changes (futex)   u32  of 64 to 88, awaits     52  stopped by  i32  signal, 0 = not stopped
 //!        84  recovers          u32  0 no, 1 yes             56  stopped at  u64  steps done
 //!        88  begun             u32  the newest generation   64  misconfigured  u32  0 no, 1 yes
 //!                                   that ranks may form     68  recovers    u32  0 no, 1 yes

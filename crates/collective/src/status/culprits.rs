@@ -81,6 +81,19 @@ impl Status {
         }
     }
 
+    /// Asks a rank what it is doing. *Blocks*: no.
+    pub(super) fn ask_one(&self, rank: usize) {
+        self.answers.lock()[rank] = None;
+        if let Some(courier) = self.courier.get() {
+            courier.send(rank, &Message::Ask);
+        }
+    }
+
+    /// Whether a rank that was asked has answered.
+    pub(super) fn has_answered(&self, rank: usize) -> bool {
+        self.answers.lock()[rank].is_some()
+    }
+
     /// Asks ranks what they are doing, and some others whether they hear this one. *Blocks* until all of `ranks` have
     /// answered, at most for [`ANSWER_TIMEOUT`].
     fn ask(&self, ranks: &[usize]) -> Vec<Option<Answer>> {

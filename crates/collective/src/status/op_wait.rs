@@ -54,13 +54,15 @@ impl<'a> OpWait<'a> {
     }
 
     /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that nothing else of the peer
-    /// did: a process that dies ends all its connections.
+    /// did: a process that dies ends all its connections. One that lives says so when it is asked, and why it leaves before that.
     ///
     /// *Blocks*: for at most `limit`.
     pub(crate) fn cause_of_end(&self, peer: usize, limit: Duration) -> Error {
         let status = self.status;
-        let unknown =
-            |latch: &mut Option<Error>| latch.is_none() && status.left_after(peer).is_none();
+        status.ask_one(peer);
+        let unknown = |latch: &mut Option<Error>| {
+            latch.is_none() && status.left_after(peer).is_none() && !status.has_answered(peer)
+        };
         let mut latch = status.latch.lock();
         status.changed.wait_while_for(&mut latch, unknown, limit);
         match (&*latch, status.left_after(peer)) {

@@ -20,6 +20,10 @@ impl fmt::Display for Verdict {
                     until.as_millis()
                 )
             }
+            Self::AllGoOn { by, because_of } => {
+                write!(f, "all go on, says rank {by}")?;
+                because_of.map_or(Ok(()), |rank| write!(f, " of rank {rank}"))
+            }
             Self::Failed {
                 rank,
                 fault,
@@ -109,17 +113,16 @@ fn worker(text: &str) -> WorkerState {
 
 /// The workers are separated by `|`; `; revoked 1` may follow.
 fn check(scene: &str, now_ms: u64, expect: &str) {
+    check_with(&Limits::default(), scene, now_ms, expect);
+}
+
+fn check_with(limits: &Limits, scene: &str, now_ms: u64, expect: &str) {
     let (workers, revoked) = scene
         .split_once("; revoked ")
         .map_or((scene, None), |(w, r)| (w, Some(r)));
     let workers: Vec<_> = workers.split('|').map(worker).collect();
     let revoked = revoked.map(|rank| number(rank) as usize);
-    let verdict = judge(
-        &workers,
-        revoked,
-        Duration::from_millis(now_ms),
-        &Limits::default(),
-    );
+    let verdict = judge(&workers, revoked, Duration::from_millis(now_ms), limits);
     assert_eq!(verdict.to_string(), expect, "{scene} at {now_ms} ms");
 }
 
@@ -332,4 +335,47 @@ fn what_a_rank_does_after_the_others_went_on_without_it_is_no_failure() {
         9_000,
         "running",
     );
+}
+
+#[test]
+fn ranks_that_blame_each_other_and_live_all_go_on_if_they_can() {
+    let limits = Limits {
+        all_may_go_on: true,
+        ..Limits::default()
+    };
+    let check = |scene, now_ms, expect| check_with(&limits, scene, now_ms, expect);
+    // Both ends of a broken connection say so, and one of them still computes.
+    check(
+        "run waits @100 blames 1 | run blames 0 | run",
+        100,
+        "all go on, says rank 0 of rank 1",
+    );
+    // The other end has not noticed, but has heard of it.
+    let waits = "run waits @100 blames 1 | run waits @120 | run";
+    check(waits, 120, "all go on, says rank 0 of rank 1");
+    let elsewhere = "run waits @100 blames 1 | run waits @120 blames 2 | run waits @130";
+    check(elsewhere, 130, "all go on, says rank 1 of rank 2");
+    // One has not formed the group, because of no other rank.
+    check("run | run waits @100", 100, "all go on, says rank 1");
+    // One that does not come hangs.
+    let hangs = "run waits @100 blames 1 | run | run waits @130";
+    check(
+        hangs,
+        200,
+        "waiting until 1100 ms for rank 1, which is blamed, to end",
+    );
+    check(hangs, 1100, "rank 1 stalled, says rank 0");
+    // An end says more, and those who are out say nothing.
+    check(
+        "run waits @100 blames 1 | run blames 0 | signal 9 @90",
+        100,
+        "rank 2 was killed by signal 9",
+    );
+    check(
+        "run waits @100 blames 1 | exit 7 @110 | run",
+        110,
+        "rank 1 exited with code 7",
+    );
+    check("run | run waits @100 out", 200, "running");
+    check("run | exit 0 @110", 200, "running");
 }

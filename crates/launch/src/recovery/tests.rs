@@ -91,13 +91,26 @@ fn who_is_left_goes_on_once_the_culprit_is_dead() {
             Err(Impossible::NobodyLeft),
         ),
     ] {
-        let next = roster(members).after_failure(&states, all, culprit);
+        let next = roster(members).after_failure(&states, all, Some(culprit));
+        assert_eq!(next, expect, "{members:?} {states:?}");
+    }
+    // Without a culprit all that live go on.
+    for (members, states, expect) in [
+        (
+            &[0, 1, 2][..],
+            vec![lives, lives, lives],
+            go_on(&[0, 1, 2], &[]),
+        ),
+        (&[0, 1, 2], vec![lives, killed, finished], go_on(&[0], &[1])),
+        (&[2, 1, 0], vec![new, lives, lives], go_on(&[2, 1], &[])),
+    ] {
+        let next = roster(members).after_failure(&states, all, None);
         assert_eq!(next, expect, "{members:?} {states:?}");
     }
     let (three, one_dead) = (roster(&[0, 1, 2]), [lives, killed, lives]);
-    let unable = three.after_failure(&one_dead, |rank| rank != 2, 1);
+    let unable = three.after_failure(&one_dead, |rank| rank != 2, Some(1));
     assert_eq!(unable, Err(Impossible::NotAble(2)));
-    let of_the_dead = three.after_failure(&one_dead, |rank| rank != 1, 1);
+    let of_the_dead = three.after_failure(&one_dead, |rank| rank != 1, Some(1));
     assert_eq!(of_the_dead, go_on(&[0, 2], &[1]));
 }
 
@@ -210,6 +223,20 @@ fn a_replacement_that_does_not_get_ready_is_killed_once_and_replaced() {
     assert_eq!(ready_within(seconds, minute), 2 * minute);
 }
 
+#[test]
+fn all_go_on_without_a_loss_in_each_step_and_for_some_seconds_in_one() {
+    let at = Duration::from_millis;
+    let may = |before, step, now| Mended::may_again(before, step, at(now));
+    assert!(may(None, 7, 0));
+    let once = Some(Mended::again(None, 7, at(1_000)));
+    assert!(!may(once, 7, 1_099) && may(once, 7, 1_100) && may(once, 8, 1_001));
+    // Ranks that do not say their step yet do not make it another one.
+    let twice = Some(Mended::again(once, 0, at(5_900)));
+    assert!(!may(twice, 7, 5_999) && !may(twice, 7, 6_000) && may(twice, 8, 6_000));
+    let later = Some(Mended::again(twice, 8, at(9_000)));
+    assert!(may(later, 8, 13_999) && !may(later, 8, 14_000));
+}
+
 /// What a rank of the simulation is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doing {
@@ -230,6 +257,8 @@ struct Rank {
     generation: usize,
     /// Whom it blames for the failure of which generation.
     blames: Option<(usize, usize)>,
+    /// In which generation it sees a connection end, and to whom; to itself for the one to the store.
+    sees_end: Option<(usize, usize)>,
     is_stuck: bool,
     was_stuck: bool,
     is_dead: bool,
@@ -258,6 +287,8 @@ struct World {
     /// When the launcher last looked.
     looked_at: Duration,
     roster: Roster,
+    /// How often all went on after a connection had failed.
+    mended: u32,
     /// The job has failed.
     is_over: bool,
 }
@@ -268,6 +299,7 @@ impl World {
             doing: Doing::Working,
             generation: 0,
             blames: None,
+            sees_end: None,
             is_stuck: false,
             was_stuck: false,
             is_dead: false,
@@ -290,15 +322,24 @@ impl World {
             known: 0,
             looked_at: Duration::ZERO,
             roster: Roster::new(ranks, replacements_max),
+            mended: 0,
             is_over: false,
         }
     }
 
     fn fault(&mut self) {
-        let rank = self.dice.below(self.ranks.len() as u64) as usize;
-        match self.dice.below(3) {
+        let ranks = self.ranks.len() as u64;
+        let [rank, other] = [(); 2].map(|()| self.dice.below(ranks) as usize);
+        match self.dice.below(5) {
             0 => self.ranks[rank].is_dead = true,
-            1 => (self.ranks[rank].is_stuck, self.ranks[rank].was_stuck) = (true, true),
+            // One end of a connection, or both.
+            1 => self.ranks[rank].sees_end = Some((self.ranks[rank].generation, other)),
+            2 if self.ranks[rank].generation == self.ranks[other].generation => {
+                for (one, end) in [(rank, other), (other, rank)] {
+                    self.ranks[one].sees_end = Some((self.ranks[one].generation, end));
+                }
+            }
+            3 => (self.ranks[rank].is_stuck, self.ranks[rank].was_stuck) = (true, true),
             _ => self.ranks[rank].is_stuck = false,
         }
     }
@@ -308,6 +349,7 @@ impl World {
         let Rank {
             doing,
             generation,
+            sees_end,
             is_stuck,
             is_dead,
             is_new,
@@ -316,6 +358,7 @@ impl World {
         if is_stuck || is_dead {
             return;
         }
+        let lost = sees_end.filter(|(of, _)| *of == generation);
         let Generation {
             members, is_over, ..
         } = &self.generations[generation];
@@ -334,6 +377,9 @@ impl World {
                 self.ranks[me].doing = Doing::Waiting;
                 self.ranks[me].blames = None;
                 self.form(me);
+            }
+            Doing::Working | Doing::Forming | Doing::Receiving if lost.is_some() => {
+                self.wait(me, lost.map(|(_, other)| other));
             }
             Doing::Working | Doing::Forming | Doing::Receiving if !bad.is_empty() => {
                 let culprit = bad[self.dice.below(bad.len() as u64) as usize];
@@ -441,18 +487,28 @@ impl World {
         if let Some(rank) = self.killing {
             if self.states[rank].exit.is_some() {
                 self.killing = None;
-                self.go_on(rank);
+                self.go_on(Some(rank));
             }
             return;
         }
-        if let Verdict::Failed { rank, fault, .. } =
-            judge(&self.states, None, now, &Limits::default())
-        {
-            assert!(
-                fault != Fault::Stalled || self.ranks[rank].was_stuck,
-                "rank {rank} never hung"
-            );
-            self.go_on(rank);
+        let next = self.roster.after_failure(&self.states, |_| true, None);
+        let limits = Limits {
+            all_may_go_on: next.is_ok(),
+            ..Limits::default()
+        };
+        match judge(&self.states, None, now, &limits) {
+            Verdict::Failed { rank, fault, .. } => {
+                assert!(
+                    fault != Fault::Stalled || self.ranks[rank].was_stuck,
+                    "rank {rank} never hung"
+                );
+                self.go_on(Some(rank));
+            }
+            Verdict::AllGoOn { .. } => {
+                self.mended += 1;
+                self.go_on(None);
+            }
+            _ => {}
         }
         if !self.is_over && self.killing.is_none() {
             self.fill_places(now);
@@ -480,6 +536,7 @@ impl World {
                     doing: Doing::Starting,
                     generation: 0,
                     blames: None,
+                    sees_end: None,
                     is_stuck: false,
                     was_stuck: false,
                     is_dead: false,
@@ -526,19 +583,21 @@ impl World {
         }
     }
 
-    fn go_on(&mut self, culprit: usize) {
+    fn go_on(&mut self, culprit: Option<usize>) {
         let next = self.roster.after_failure(&self.states, |_| true, culprit);
         match next {
             Ok(Next::Kill) => {
                 self.end_all();
                 // It takes until the next look.
+                let culprit = culprit.expect("there is one to kill");
                 self.ranks[culprit].is_dead = true;
                 self.killing = Some(culprit);
             }
             Ok(Next::GoOn { members, lost }) => {
                 let before = self.roster.members();
-                assert!(lost.contains(&culprit) && lost.iter().all(|rank| before.contains(rank)));
-                assert!(members.len() < before.len());
+                assert!(culprit.iter().all(|culprit| lost.contains(culprit)));
+                assert!(lost.iter().all(|rank| before.contains(rank)));
+                assert!(members.len() + lost.len() <= before.len());
                 self.go_on_with(&members);
             }
             Err(why) => {
@@ -558,7 +617,7 @@ impl World {
 
 #[test]
 fn after_any_faults_all_living_ranks_are_in_one_generation_and_lost_ones_are_replaced() {
-    let (mut recovered, mut doubled, mut joined, mut over) = (0, 0, 0, 0);
+    let (mut recovered, mut doubled, mut joined, mut over, mut mended) = (0, 0, 0, 0, 0);
     for seed in 0..6_000 {
         let mut world = World::new(seed, 2 + (seed % 6) as usize);
         let ranks = world.ranks.len();
@@ -607,13 +666,14 @@ fn after_any_faults_all_living_ranks_are_in_one_generation_and_lost_ones_are_rep
             living.len() == ranks || world.roster.left() == 0,
             "a place is empty, {scene}"
         );
+        mended += world.mended;
         recovered += usize::from(world.begun > 0);
         joined += usize::from(world.roster.started() > 0 && members.len() == ranks);
     }
     // The schedules did reach what they are for.
-    let reached = (recovered, doubled, joined, over);
+    let reached = (recovered, doubled, joined, over, mended);
     assert!(
-        recovered > 2_000 && doubled > 1_000 && joined > 1_000 && over > 3,
+        recovered > 2_000 && doubled > 1_000 && joined > 1_000 && over > 3 && mended > 1_000,
         "{reached:?}"
     );
 }

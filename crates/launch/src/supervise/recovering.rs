@@ -6,7 +6,7 @@ use paceline_rendezvous::page::Phase;
 
 use super::{Stage, Supervisor};
 use crate::judge::Fault;
-use crate::recovery::{self, Due, Impossible, Next, Recovery};
+use crate::recovery::{self, Due, Impossible, Mended, Next, Recovery};
 use crate::report::{Failure, count};
 use crate::stop::Asked;
 use crate::worker::KILLED_ENDS_WITHIN;
@@ -30,7 +30,7 @@ impl Supervisor<'_> {
         let recovers = |rank| self.page.slot(rank).recovers();
         let states = &self.workers.states;
         let next = || {
-            let culprit = failure.local_rank;
+            let culprit = Some(failure.local_rank);
             self.roster.after_failure(states, recovers, culprit)
         };
         match is_live.then(next) {
@@ -45,7 +45,7 @@ impl Supervisor<'_> {
                     self.roster.start_no_more();
                 }
                 let incidents = self.incidents(&failure, lost);
-                self.publish(failure.rank, &members, &incidents.join("; "));
+                self.publish(Some(failure.rank), &members, &incidents.join("; "));
                 Some(Instant::now())
             }
             Some(Ok(Next::Kill)) if !was_killed => {
@@ -70,6 +70,57 @@ impl Supervisor<'_> {
                 None
             }
         }
+    }
+
+    /// Whether all ranks that live may go on if the group fails without a lost rank.
+    pub(super) fn all_may_go_on(&self) -> bool {
+        let may = || Mended::may_again(self.mended, self.step(), self.started.elapsed());
+        let recovers = |rank| self.page.slot(rank).recovers();
+        let next = || (self.roster).after_failure(&self.workers.states, recovers, None);
+        self.job.recovers_live()
+            && !self.is_on_several_nodes()
+            && self.stage == Stage::Running
+            && !self.page.is_revoked()
+            && self.finished().is_none()
+            && may()
+            && next().is_ok()
+    }
+
+    /// Has all ranks that live form a group again. Says when to look again.
+    pub(super) fn go_on_together(
+        &mut self,
+        by: usize,
+        because_of: Option<usize>,
+    ) -> Option<Instant> {
+        let recovers = |rank| self.page.slot(rank).recovers();
+        let next = (self.roster).after_failure(&self.workers.states, recovers, None);
+        let Ok(Next::GoOn { members, lost }) = next else {
+            return Some(Instant::now());
+        };
+        let now = self.started.elapsed();
+        self.mended = Some(Mended::again(self.mended, self.step(), now));
+        let name = |rank: usize| {
+            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
+            format!("rank {global} (pid {pid})")
+        };
+        let cause = match because_of {
+            Some(other) => format!("{} lost {}, which lives", name(by), name(other)),
+            None => format!("{} lost the others, which live", name(by)),
+        };
+        let lost = lost.into_iter().filter_map(|rank| {
+            let exit = self.workers.states[rank].exit?;
+            Some(self.describe(rank, exit.fault(), None, now).incident())
+        });
+        let incidents: Vec<String> = std::iter::once(cause).chain(lost).collect();
+        self.publish(None, &members, &incidents.join("; "));
+        Some(Instant::now())
+    }
+
+    /// The step that the ranks are in, as far as they say so.
+    fn step(&self) -> u64 {
+        let slots = (0..self.workers.states.len()).map(|rank| self.page.slot(rank));
+        let steps = slots.filter_map(|slot| Some(slot.activity()?.0.step));
+        steps.max().unwrap_or(0)
     }
 
     /// The first rank of this node, if it has said that the job is done.
@@ -113,8 +164,8 @@ impl Supervisor<'_> {
         incidents.collect()
     }
 
-    /// Publishes the next generation, without global rank `culprit`, and says on standard error why there is one.
-    pub(super) fn publish(&mut self, culprit: usize, members: &[usize], incidents: &str) {
+    /// Publishes the next generation, because of global rank `culprit` if it is one, and says on standard error why there is one.
+    pub(super) fn publish(&mut self, culprit: Option<usize>, members: &[usize], incidents: &str) {
         self.page.end_generations(culprit);
         if let Some(first) = members.first() {
             self.output.show_first(*first);
@@ -242,7 +293,7 @@ impl Supervisor<'_> {
         let incident = format!("replacement of {}", failure.incident());
         if is_invited {
             let members = self.roster.members().to_vec();
-            return self.publish(failure.rank, &members, &incident);
+            return self.publish(Some(failure.rank), &members, &incident);
         }
         let none_left = match self.roster.left() {
             0 => "; no restart is left for another one",

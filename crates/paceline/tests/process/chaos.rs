@@ -7,7 +7,7 @@ use super::support::{LIMIT, PACELINE, Running, command, paceline};
 /// 90 steps an epoch, each followed by an evaluation, a checkpoint after every 20.
 const JOB: &str =
     "--model tiny --global-batch 16 --shards 8 --epochs 3 --evaluate-every 1 --save-every 20";
-/// A broken connection to the store may cost the deadline.
+/// Should a fault cost the deadline, the test ends all the same.
 const LIVE: &str = "--nproc-per-node 4 --recovery live --max-restarts 50 --timeout-seconds 5";
 
 #[test]

@@ -10,6 +10,7 @@ mod jobs;
 mod language;
 mod layouts;
 mod ledger;
+mod membership;
 mod memory;
 mod mesh;
 mod minimal;

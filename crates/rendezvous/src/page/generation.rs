@@ -261,8 +261,18 @@ impl JobPage {
         self.slot(index).raw().clear();
     }
 
-    /// Wakes those who wait for a generation.
-    pub(super) fn changed(&self) {
+    /// Sleeps until generations have changed since there were `seen` changes, or a rank waits for another one; at most for
+    /// `timeout`. Returns how many changes there are.
+    pub fn wait_changed(&self, seen: u32, timeout: Duration) -> u32 {
+        let changes = &self.header().changes;
+        if changes.load(SeqCst) == seen {
+            os::futex_wait(changes, seen, timeout);
+        }
+        changes.load(SeqCst)
+    }
+
+    /// Wakes those who wait for a generation, or for any [change](Self::wait_changed).
+    pub fn changed(&self) {
         self.header().changes.fetch_add(1, SeqCst);
         os::futex_wake_all(&self.header().changes);
     }
@@ -321,10 +331,11 @@ impl Slot {
     }
 
     /// Says that this rank's group of this generation has failed and that it waits for a later one; or that it no longer
-    /// does.
+    /// does. Wakes those who wait for a [change](JobPage::wait_changed).
     pub fn set_awaits(&self, failed: Option<u32>) {
         let word = failed.map_or(0, |number| number.saturating_add(1));
         self.raw().awaits.store(word, SeqCst);
+        self.page.changed();
     }
 
     /// The generation whose successor this rank waits for.

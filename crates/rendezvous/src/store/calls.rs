@@ -45,7 +45,7 @@ pub(super) fn accept(
     })
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
     /// The key that errors name.
     pub(super) fn first_key(&self) -> &str {
         match self {
@@ -70,6 +70,22 @@ impl Request<'_> {
             | Self::MultiGet { timeout_ms, .. } => Duration::from_millis(*timeout_ms),
             _ => Duration::ZERO,
         }
+    }
+
+    /// The same request `waited` later, on another connection; nothing if carrying it out twice is not the same as once.
+    pub(super) fn repeated(&self, waited: Duration) -> Option<Request<'a>> {
+        let mut again = self.clone();
+        match &mut again {
+            Self::Get { timeout_ms, .. }
+            | Self::Wait { timeout_ms, .. }
+            | Self::MultiGet { timeout_ms, .. } => {
+                let left = Duration::from_millis(*timeout_ms).saturating_sub(waited);
+                *timeout_ms = whole_milliseconds(left);
+            }
+            Self::Set { .. } | Self::MultiSet { .. } | Self::Check { .. } | Self::List { .. } => {}
+            Self::Add { .. } | Self::CompareSet { .. } | Self::Delete { .. } => return None,
+        }
+        Some(again)
     }
 
     /// Checks the bounds of the other side: each key's, and the whole message's.
@@ -128,6 +144,16 @@ pub(super) fn check_value(key: &str, bytes: usize) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_that_is_repeated_is_as_much_shorter_as_it_has_waited() {
+        let get = |timeout_ms| Request::Get {
+            timeout_ms,
+            key: "key",
+        };
+        let after = |waited_ms| get(500).repeated(Duration::from_millis(waited_ms));
+        assert_eq!((after(200), after(900)), (Some(get(300)), Some(get(0))));
+    }
 
     #[test]
     fn a_wait_is_never_shorter_than_asked_for() {

@@ -26,9 +26,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// *Blocks*: every call ends by its deadline: the timeout given, plus at most 30 s for the server's answer
 /// (see [`Client::with_answer_timeout`]).
 /// *Errors*: after [`StoreError::NoAnswer`] and [`StoreError::Lost`] the connection is closed and every later call
-/// returns that first error; after [`StoreError::TimedOut`] it is as good as before.
+/// returns that first error; after [`StoreError::TimedOut`] it is as good as before. A client that
+/// [reconnects](Client::reconnecting) makes up for a broken connection where it can.
 pub struct Client {
     server: String,
+    token: Token,
+    tls: bool,
+    reconnects: bool,
     answer_timeout: Duration,
     /// The connection, or why it ended.
     channel: Mutex<Result<Channel, StoreError>>,
@@ -61,6 +65,16 @@ impl Client {
         self
     }
 
+    /// The same client, which connects once more if its connection breaks, and repeats the request. An `add`,
+    /// `compare_set` or `delete` is not repeated, because the server may have carried it out.
+    ///
+    /// For a store that lasts as long as its address: if another one takes its place there, the client goes on with that one.
+    #[must_use]
+    pub fn reconnecting(mut self) -> Self {
+        self.reconnects = true;
+        self
+    }
+
     /// Host and port of the server.
     pub fn server(&self) -> &str {
         &self.server
@@ -78,15 +92,12 @@ impl Client {
         tls: bool,
         left: Duration,
     ) -> Result<Self, StoreError> {
-        let stream = dial::attempt(server, token, tls, left)?;
-        let channel = Channel::new(stream).map_err(|error| StoreError::Connect {
-            server: server.to_owned(),
-            waited: Duration::ZERO,
-            attempts: 1,
-            reason: format!("the connection cannot be set up: {error}"),
-        })?;
+        let channel = open(server, token, tls, left)?;
         Ok(Self {
             server: server.to_owned(),
+            token: token.clone(),
+            tls,
+            reconnects: false,
             answer_timeout: ANSWER_TIMEOUT,
             channel: Mutex::new(Ok(channel)),
         })
@@ -107,11 +118,23 @@ impl Client {
         let channel = latch.as_mut().map_err(|first| first.clone())?;
         let started = Instant::now();
         let deadline = deadline_after(request.timeout().saturating_add(self.answer_timeout));
-        let outcome = exchange(channel, request, deadline, |reply| {
-            match accept(request, reply, &self.server, started.elapsed()) {
-                Ok(reply) => read(reply).map(Ok),
-                Err(error) => Some(Err(error)),
-            }
+        let mut sent = channel.exchange(request, deadline);
+        if let Err(error) = &sent
+            && self.reconnects
+            && is_broken(error)
+            && let Some(again) = request.repeated(started.elapsed())
+            && let Ok(fresh) = self.open_again(deadline)
+        {
+            *channel = fresh;
+            sent = channel.exchange(&again, deadline);
+        }
+        let outcome = sent.and_then(|()| {
+            read_reply(channel.body(), |reply| {
+                match accept(request, reply, &self.server, started.elapsed()) {
+                    Ok(reply) => read(reply).map(Ok),
+                    Err(error) => Some(Err(error)),
+                }
+            })
         });
         channel.tidy();
         outcome.unwrap_or_else(|failure| {
@@ -119,6 +142,11 @@ impl Client {
             *latch = Err(error.clone());
             Err(error)
         })
+    }
+
+    fn open_again(&self, deadline: Instant) -> Result<Channel, StoreError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        open(&self.server, &self.token, self.tls, left)
     }
 
     fn failed(&self, request: &Request<'_>, waited: Duration, error: &io::Error) -> StoreError {
@@ -242,14 +270,115 @@ impl fmt::Debug for Client {
     }
 }
 
-fn exchange<T>(
-    channel: &mut Channel,
-    request: &Request<'_>,
-    deadline: Instant,
-    read: impl FnOnce(Reply) -> Option<T>,
-) -> io::Result<T> {
-    let body = channel.exchange(request, deadline)?;
+/// One attempt to connect.
+fn open(server: &str, token: &Token, tls: bool, left: Duration) -> Result<Channel, StoreError> {
+    let stream = dial::attempt(server, token, tls, left)?;
+    Channel::new(stream).map_err(|error| StoreError::Connect {
+        server: server.to_owned(),
+        waited: Duration::ZERO,
+        attempts: 1,
+        reason: format!("the connection cannot be set up: {error}"),
+    })
+}
+
+/// Whether the connection ended, and nothing worse: a server that is silent or sends nonsense would do so again.
+fn is_broken(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::NotConnected
+    )
+}
+
+fn read_reply<T>(body: &[u8], read: impl FnOnce(Reply) -> Option<T>) -> io::Result<T> {
     let reply =
         Reply::decode(body).map_err(|error| io::Error::other(format!("it sent {error}")))?;
     read(reply).ok_or_else(|| io::Error::other("it answered another question"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Shutdown, TcpStream};
+
+    use super::*;
+    use crate::store::{Server, ServerOptions};
+
+    const SOON: Duration = Duration::from_secs(30);
+
+    /// A store, and two clients of it.
+    fn pair(tls: bool) -> (Server, Client, Client) {
+        let token = Token::generate().unwrap();
+        let options = ServerOptions {
+            tls,
+            ..ServerOptions::default()
+        };
+        let server = Server::bind_with("127.0.0.1:0".parse().unwrap(), &token, options).unwrap();
+        let address = server.addr().to_string();
+        let client = || Client::connect_as(&address, &token, tls, SOON).unwrap();
+        let (one, other) = (client(), client());
+        (server, one.reconnecting(), other)
+    }
+
+    fn connection(client: &Client) -> TcpStream {
+        let latch = client.lock();
+        let channel = latch.as_ref().unwrap_or_else(|error| panic!("{error}"));
+        channel.stream.tcp().try_clone().unwrap()
+    }
+
+    fn cut(client: &Client) {
+        connection(client).shutdown(Shutdown::Both).unwrap();
+    }
+
+    #[test]
+    fn a_client_that_reconnects_does_not_notice_a_broken_connection() {
+        for tls in [false, true] {
+            let (_server, client, other) = pair(tls);
+            for value in [b"a", b"b"] {
+                cut(&client);
+                client.set("key", value).unwrap();
+                assert_eq!(other.get("key", Duration::ZERO).unwrap(), value);
+                cut(&client);
+                assert!(client.check(&["key"]).unwrap());
+            }
+            // Most likely in the middle of a wait.
+            let waits = connection(&client);
+            std::thread::scope(|scope| {
+                let value = scope.spawn(|| client.get("late", SOON).unwrap());
+                while client.channel.try_lock().is_ok() {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(10));
+                waits.shutdown(Shutdown::Both).unwrap();
+                other.set("late", b"c").unwrap();
+                assert_eq!(value.join().unwrap(), b"c");
+            });
+            let missing = client.get("never", Duration::ZERO).unwrap_err();
+            assert!(matches!(missing, StoreError::TimedOut { .. }), "{missing}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_may_have_carried_out_is_not_repeated() {
+        let (_server, client, other) = pair(false);
+        cut(&client);
+        let error = client.add("count", 1).unwrap_err();
+        assert!(matches!(error, StoreError::Lost { .. }), "{error}");
+        assert_eq!(other.add("count", 1).unwrap(), 1);
+        // The first failure stays.
+        let again = client.set("key", b"").unwrap_err();
+        assert_eq!(again.to_string(), error.to_string());
+    }
+
+    #[test]
+    fn a_client_without_a_server_fails_at_once_with_what_it_lost() {
+        let (server, client, other) = pair(false);
+        drop(server);
+        for client in [client, other] {
+            let error = client.get("key", SOON).unwrap_err();
+            assert!(matches!(error, StoreError::Lost { .. }), "{error}");
+        }
+    }
 }

@@ -45,14 +45,10 @@ impl Channel {
         })
     }
 
-    /// Sends a request and returns its answer's body.
+    /// Sends a request and receives its answer, whose [`body`](Self::body) can be read then.
     ///
     /// *Errors*: `TimedOut` at the deadline. After any error the connection is unusable.
-    pub(super) fn exchange(
-        &mut self,
-        request: &Request<'_>,
-        deadline: Instant,
-    ) -> io::Result<&[u8]> {
+    pub(super) fn exchange(&mut self, request: &Request<'_>, deadline: Instant) -> io::Result<()> {
         self.outbox.clear();
         request.encode_into(&mut self.outbox);
         self.send(deadline)?;
@@ -75,7 +71,12 @@ impl Channel {
                 "it sent more than the answer",
             ));
         }
-        Ok(&self.inbox[HEAD_BYTES..frame_bytes])
+        Ok(())
+    }
+
+    /// The last answer's body.
+    pub(super) fn body(&self) -> &[u8] {
+        &self.inbox[HEAD_BYTES..]
     }
 
     /// Gives back the memory of large messages.
