@@ -34,6 +34,12 @@ pub(crate) fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }
 
+/// Processor time of this thread, which does not pass while others have the processor.
+pub(crate) fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
+
 /// Sleeps while `word` is `expected`, at most for `timeout`. May wake early without a reason: check the word.
 pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     // A timeout beyond the clock's range means no timeout.

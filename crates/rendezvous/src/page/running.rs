@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use self::process::Process;
 use super::{Activity, JobPage, REVOKED, Revocation, Stopped};
-use crate::os::Found;
+use crate::os::{self, Found};
 use crate::process::numbers;
 
 /// The target of every link to a page.
@@ -125,9 +125,11 @@ impl Running {
     /// The same for the jobs of some processes only. `pids` says which, whenever it searches.
     pub fn look_among(&mut self, now: Instant, pids: impl FnOnce() -> Vec<u32>) -> Vec<RunningJob> {
         if self.search_again_at.is_none_or(|at| now >= at) {
-            let began = Instant::now();
+            // On a busy machine a search may take long and cost little.
+            let began = os::thread_time();
             self.search(&pids());
-            self.search_again_at = Some(now + began.elapsed() * SEARCH_SHARE);
+            let cost = os::thread_time().saturating_sub(began);
+            self.search_again_at = Some(now + cost * SEARCH_SHARE);
         }
         for known in &mut self.pages {
             known.holders.retain(|process| process.lives(&self.proc));
