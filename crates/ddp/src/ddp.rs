@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device};
-use paceline_collective::{ProcessGroup, Tree};
+use paceline_collective::{ProcessGroup, ReduceOp, Tree};
 use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
@@ -38,7 +38,9 @@ use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::record::{Recorder, ShardDigests};
 use crate::recovery::{self, Commits, Recovery};
-use crate::reducer::{DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer};
+use crate::reducer::{
+    DeviceExchange, DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer,
+};
 use crate::scaler::GradScaler;
 use crate::sync_batch_norm::Ranks;
 use crate::verify;
@@ -527,6 +529,31 @@ impl Ddp {
         !self.reducer.is_on_host()
     }
 
+    /// Exchanges between the ranks of `group`, such as those that share a layer's parts, of values that stay on their device. `None`
+    /// if gradients go through the host on one of the ranks, or if two ranks share a device. All ranks of the group call it, after
+    /// the same steps. Sums are in the order of `tree`.
+    ///
+    /// The calls of all groups and the gradients' buckets run in one order on each device, that of their submission. So the ranks of
+    /// `group` must run the same program, with the same calls between the passes of the same blocks, as those of a row of a mesh do.
+    ///
+    /// *Blocks*: until all ranks have called it and have tested their links.
+    ///
+    /// *Errors*: failed operations between the ranks; with [`Backend::Nccl`] a device that two ranks share.
+    pub fn device_exchange(
+        &self,
+        group: &ProcessGroup,
+        tree: &Arc<Tree>,
+    ) -> Result<Option<Arc<dyn DeviceExchange>>, DdpError> {
+        let port = self.reducer.port();
+        let mut has_port = [i32::from(port.is_some())];
+        let agreed = group.all_reduce(&mut has_port, ReduceOp::Min);
+        agreed.map_err(|error| DdpError::along(group, error))?;
+        let Some(port) = port.filter(|_| has_port[0] > 0) else {
+            return Ok(None);
+        };
+        port.join(group, tree)
+    }
+
     /// Number of gradient buckets.
     pub fn bucket_count(&self) -> usize {
         self.plan.tail()
@@ -595,7 +622,7 @@ fn on_nccl(
     device: &Device,
     setup: &Setup,
 ) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
-    use paceline_nccl::{NcclError, NcclOptions, Probe};
+    use paceline_nccl::{NcclOptions, Probe};
 
     use crate::cuda::{Cuda, ordinal};
     use crate::reducer::{NcclDevice, NcclGroup};
@@ -616,6 +643,7 @@ fn on_nccl(
     let on = NcclDevice {
         device,
         ordinal,
+        backend,
         reduction,
     };
     let options = NcclOptions {
@@ -626,22 +654,12 @@ fn on_nccl(
         },
         ..NcclOptions::default()
     };
-    match NcclGroup::join(setup, on, Cuda, &options) {
-        Ok(group) => Ok(Some(Arc::new(DeviceReducer::new(
-            setup.clone(),
-            Arc::new(group),
-        )))),
-        // Every rank gets the same error.
-        Err(DdpError::Nccl(error))
-            if backend == Backend::Auto && matches!(*error, NcclError::OneDevice { .. }) =>
-        {
-            if setup.group.rank() == 0 {
-                paceline_rendezvous::notice!(WARN, "{error}: gradients go through the host");
-            }
-            Ok(None)
-        }
-        Err(error) => Err(error),
-    }
+    let joined = NcclGroup::join(setup, on, Cuda, &options)?;
+    Ok(joined.map(|group| {
+        let reducer: Arc<dyn Reducer> =
+            Arc::new(DeviceReducer::new(setup.clone(), Arc::new(group)));
+        reducer
+    }))
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -44,7 +44,8 @@ pub(crate) use host::HostReducer;
 pub(crate) use in_double::InDouble;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use nccl::{Lent, NcclDevice, NcclGroup, NcclMemory};
-pub(crate) use on_device::{DeviceCall, DeviceGroup, DeviceReducer, DeviceTicket, cut};
+pub use on_device::DeviceExchange;
+pub(crate) use on_device::{DeviceCall, DeviceGroup, DevicePort, DeviceReducer, DeviceTicket, cut};
 pub(crate) use staged::StagedReducer;
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
@@ -79,6 +80,11 @@ pub(crate) trait Reducer: GradientSink {
     /// The same for a sharded optimizer, if it continues with what this one has of its device.
     fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
         let _ = setup;
+        None
+    }
+
+    /// The way of other groups of this rank to the device, if gradients stay there.
+    fn port(&self) -> Option<&dyn DevicePort> {
         None
     }
 

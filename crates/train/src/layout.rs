@@ -87,6 +87,7 @@ impl Layout {
         let (mut ddp, net) = Ddp::new(self.replicas().clone(), net, options)?;
         if let (Some(tp), Some(placement)) = (&self.tp, placement) {
             ddp.join_parts(tp.group(), &net, |id| placement.pieces(id))?;
+            tp.connect(&ddp)?;
             ddp.set_placement(placement);
         }
         Ok((ddp, net))

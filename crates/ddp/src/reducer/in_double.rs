@@ -65,7 +65,7 @@ impl DeviceGroup for InDouble {
             op: ReduceOp::Sum,
             tree: Some(self.tree.clone()),
             len,
-            bucket: Some(call.bucket as u32),
+            bucket: call.bucket.map(|bucket| bucket as u32),
             step: call.step,
         };
         let ticket = sent::reduce(&self.group, memory, sum, call.counts);
@@ -83,7 +83,7 @@ impl DeviceGroup for InDouble {
         memory.copy_from_slice(values.as_slice().expect("weights are f64"));
         let call = AllGather {
             counts: call.counts,
-            bucket: Some(call.bucket as u32),
+            bucket: call.bucket.map(|bucket| bucket as u32),
             step: call.step,
         };
         Ok(self.sent(self.group.all_gather_async(memory, call), 0..len))

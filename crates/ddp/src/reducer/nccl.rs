@@ -1,44 +1,89 @@
-//! Collectives of NCCL on buckets that are tensors.
+//! Collectives of NCCL on tensors: buckets, and what the ranks of other groups exchange.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
-use paceline_collective::Tree;
+use paceline_collective::{ProcessGroup, Tree};
 use paceline_nccl::{
     Before, Communicator, DeviceBuffer, Float, Label, NcclError, NcclOptions, Ticket, TreeSum,
 };
 
-use super::{DeviceCall, DeviceGroup, DeviceTicket, Setup, lock};
+use super::on_device::padded_copy;
+use super::{DeviceCall, DeviceExchange, DeviceGroup, DevicePort, DeviceTicket, Setup, lock};
 use crate::comm_hook::CommHook;
-use crate::ddp::Reduction;
+use crate::ddp::{Backend, Reduction};
 use crate::error::DdpError;
 
-/// The ranks' tensors as NCCL reaches them.
+/// The tensors of a group's ranks as NCCL reaches them.
 pub(crate) struct NcclGroup<M> {
-    link: Mutex<Link>,
-    memory: M,
+    port: Arc<Port<M>>,
+    /// The group's place among the port's lanes; `None` if it has no other ranks.
+    lane: Option<usize>,
     tree: Arc<Tree>,
     rank: usize,
     reduction: Reduction,
     hook: CommHook,
+}
+
+/// This rank's device as NCCL reaches it, for all of its groups.
+struct Port<M> {
+    memory: M,
     device: Device,
-    /// Calls that may still be running.
+    ordinal: usize,
+    backend: Backend,
+    options: NcclOptions,
+    lanes: Mutex<Lanes>,
+    /// Calls of all lanes that may still be running.
     open: Mutex<Vec<Ticket>>,
 }
 
-/// This rank's connection to the others.
-enum Link {
-    /// There are no others.
-    Alone,
-    Joined(Communicator),
-    /// It has been aborted.
+/// This rank's connections to others.
+enum Lanes {
+    Joined(Vec<Communicator>),
+    /// They have been aborted.
     Ended,
 }
 
+impl<M> Port<M> {
+    /// Joins the other ranks of a group, if it has any, and returns its lane. `None` if `what` goes through the host because ranks
+    /// share a device.
+    fn join(&self, group: &ProcessGroup, what: &str) -> Result<Option<Option<usize>>, DdpError> {
+        if group.world() == 1 {
+            return Ok(Some(None));
+        }
+        let mut lanes = lock(&self.lanes);
+        let Lanes::Joined(lanes) = &mut *lanes else {
+            return Err(ENDED);
+        };
+        let joined = match lanes.first() {
+            Some(first) => first.join_lane(group),
+            None => Communicator::join(group, self.ordinal, &self.options),
+        };
+        match joined {
+            Ok(joined) => lanes.push(joined),
+            // Every rank gets the same error.
+            Err(error @ NcclError::OneDevice { .. }) if self.backend == Backend::Auto => {
+                if group.rank() == 0 {
+                    paceline_rendezvous::notice!(WARN, "{error}: {what} go through the host");
+                }
+                return Ok(None);
+            }
+            Err(NcclError::Group(error)) if group.is_subgroup() => {
+                return Err(DdpError::along(group, error));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Some(Some(lanes.len() - 1)))
+    }
+}
+
+const ENDED: DdpError = DdpError::Backend("NCCL's communicator has been aborted");
+
 /// How NCCL reaches tensors of one kind of device.
-pub(crate) trait NcclMemory: Send + Sync {
+pub(crate) trait NcclMemory: Send + Sync + 'static {
     /// Lends a tensor to a call. Without `has_context_events` the call waits on the host for the tensor's kernels.
     ///
     /// *Errors*: the tensor could not be computed.
@@ -61,11 +106,12 @@ pub(crate) struct NcclDevice<'a> {
     pub(crate) device: &'a Device,
     /// The driver's number of the device.
     pub(crate) ordinal: usize,
+    pub(crate) backend: Backend,
     pub(crate) reduction: Reduction,
 }
 
 impl<M: NcclMemory> NcclGroup<M> {
-    /// Joins the other ranks, each with its own device.
+    /// Joins the other ranks, each with its own device. `None` if gradients go through the host because ranks share one.
     ///
     /// *Blocks*: until all ranks have joined and every pair has been tested, see [`Communicator::join`].
     pub(crate) fn join(
@@ -73,27 +119,30 @@ impl<M: NcclMemory> NcclGroup<M> {
         on: NcclDevice<'_>,
         memory: M,
         options: &NcclOptions,
-    ) -> Result<Self, DdpError> {
+    ) -> Result<Option<Self>, DdpError> {
         let (group, hook) = (&setup.group, setup.hook);
         if on.reduction == Reduction::Tree && hook != CommHook::None {
             return Err(DdpError::Backend(
                 "NCCL sums in tree order in f32 only: a communication hook needs reduction ring",
             ));
         }
-        let link = match group.world() {
-            1 => Link::Alone,
-            _ => Link::Joined(Communicator::join(group, on.ordinal, options)?),
-        };
-        Ok(Self {
-            link: Mutex::new(link),
+        let port = Port {
             memory,
+            device: on.device.clone().inner(),
+            ordinal: on.ordinal,
+            backend: on.backend,
+            options: options.clone(),
+            lanes: Mutex::new(Lanes::Joined(Vec::new())),
+            open: Mutex::default(),
+        };
+        Ok(port.join(group, "gradients")?.map(|lane| Self {
+            lane,
+            port: Arc::new(port),
             tree: setup.tree.clone(),
             rank: group.rank(),
             reduction: on.reduction,
             hook,
-            device: on.device.clone().inner(),
-            open: Mutex::default(),
-        })
+        }))
     }
 
     /// Joins all blocks into one tensor for the tree, or sums them for the ring.
@@ -116,24 +165,25 @@ impl<M: NcclMemory> NcclGroup<M> {
         part: Range<usize>,
         call: impl FnOnce(&Communicator, DeviceBuffer, Before) -> Ticket,
     ) -> Result<Box<dyn DeviceTicket>, DdpError> {
-        let link = lock(&self.link);
-        let communicator = match &*link {
-            Link::Joined(communicator) => communicator,
-            Link::Alone => {
-                let back: Back = Box::new(|_| Ok(tensor));
-                return Ok(Box::new(Sent {
-                    ticket: None,
-                    part,
-                    back: Mutex::new(Some(back)),
-                }));
-            }
-            Link::Ended => return Err(DdpError::Backend("NCCL's communicator has been aborted")),
+        let Some(lane) = self.lane else {
+            let back: Back = Box::new(|_| Ok(tensor));
+            return Ok(Box::new(Sent {
+                ticket: None,
+                part,
+                back: Mutex::new(Some(back)),
+            }));
         };
+        let lanes = lock(&self.port.lanes);
+        let Lanes::Joined(lanes) = &*lanes else {
+            return Err(ENDED);
+        };
+        let communicator = &lanes[lane];
         let lent = self
+            .port
             .memory
             .lend(tensor, communicator.has_context_events())?;
         let ticket = call(communicator, lent.buffer, lent.before);
-        let mut open = lock(&self.open);
+        let mut open = lock(&self.port.open);
         open.retain(|ticket| !matches!(ticket.poll(), Some(Ok(_))));
         open.push(ticket.clone());
         Ok(Box::new(Sent {
@@ -146,20 +196,20 @@ impl<M: NcclMemory> NcclGroup<M> {
 
 fn label(call: &DeviceCall) -> Label {
     Label {
-        bucket: Some(call.bucket as u32),
+        bucket: call.bucket.map(|bucket| bucket as u32),
         step: call.step,
     }
 }
 
 impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
     fn device(&self) -> &Device {
-        &self.device
+        &self.port.device
     }
 
     fn computed(&self, tensor: Tensor<1>) -> Tensor<1> {
         // Each operation is its own kernel unless the program enables Burn's fusion. A device failure is reported when its
         // memory is requested.
-        let _ = self.device.flush();
+        let _ = self.port.device.flush();
         tensor
     }
 
@@ -171,7 +221,7 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
         let len = blocks.first().map_or(0, |block| block.dims()[0]);
         let (part, label) = (call.part(self.rank, len), label(&call));
         let (float, sum) = match self.hook {
-            _ if matches!(*lock(&self.link), Link::Alone) => (Float::F32, self.whole(blocks)),
+            _ if self.lane.is_none() => (Float::F32, self.whole(blocks)),
             CommHook::Bf16Compress => (Float::Bf16, self.whole(blocks).cast(DType::BF16)),
             CommHook::Fp16Compress => (Float::F16, self.whole(blocks).cast(DType::F16)),
             _ => (Float::F32, self.whole(blocks)),
@@ -209,7 +259,7 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {
-        let open = std::mem::take(&mut *lock(&self.open));
+        let open = std::mem::take(&mut *lock(&self.port.open));
         for ticket in open {
             ticket.wait()?;
         }
@@ -217,12 +267,95 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
     }
 
     fn abort(&self) -> Result<(), DdpError> {
-        let mut link = lock(&self.link);
-        match std::mem::replace(&mut *link, Link::Ended) {
-            Link::Joined(communicator) => Ok(communicator.abort()?),
-            _ => Ok(()),
+        let mut lanes = lock(&self.port.lanes);
+        match std::mem::replace(&mut *lanes, Lanes::Ended) {
+            Lanes::Joined(mut lanes) => {
+                // One ends them all.
+                let ended = lanes.pop().map_or(Ok(()), Communicator::abort);
+                Ok(ended?)
+            }
+            Lanes::Ended => Ok(()),
         }
     }
+
+    fn port(&self) -> Option<&dyn DevicePort> {
+        Some(self)
+    }
+}
+
+impl<M: NcclMemory> DevicePort for NcclGroup<M> {
+    fn join(
+        &self,
+        group: &ProcessGroup,
+        tree: &Arc<Tree>,
+    ) -> Result<Option<Arc<dyn DeviceExchange>>, DdpError> {
+        let lane = self.port.join(group, "values between parts")?;
+        Ok(lane.map(|lane| {
+            let exchange: Arc<dyn DeviceExchange> = Arc::new(Self {
+                lane,
+                port: self.port.clone(),
+                tree: tree.clone(),
+                rank: group.rank(),
+                reduction: Reduction::Tree,
+                hook: CommHook::None,
+            });
+            exchange
+        }))
+    }
+}
+
+impl<M: NcclMemory> DeviceExchange for NcclGroup<M> {
+    fn sum(
+        &self,
+        mut blocks: Vec<Tensor<1>>,
+        counts: Option<Arc<[usize]>>,
+    ) -> Result<Tensor<1>, DdpError> {
+        if let [block] = &mut blocks[..] {
+            *block = own(block.clone());
+        }
+        self.reduce(unlabelled(counts), blocks)?.result()
+    }
+
+    fn gather(&self, values: Tensor<1>, counts: Arc<[usize]>) -> Result<Tensor<1>, DdpError> {
+        let total = counts.iter().sum();
+        let call = unlabelled(Some(counts));
+        let place = call.part(self.rank, total);
+        let all = Tensor::zeros([total], (&self.port.device, values.dtype()));
+        let all = all.slice_assign([place], values);
+        self.all_gather(call, all)?.result()
+    }
+
+    fn max(&self, values: Tensor<1>) -> Result<Tensor<1>, DdpError> {
+        let (len, label) = (values.dims()[0], Label::default());
+        let sent = self.submit(own(values), 0..len, |communicator, buffer, before| {
+            communicator.max(buffer, Float::F32, before, label)
+        });
+        sent?.result()
+    }
+}
+
+impl<M> fmt::Debug for NcclGroup<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NcclGroup")
+            .field("rank", &self.rank)
+            .field("lane", &self.lane)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A call outside of gradients' buckets.
+fn unlabelled(counts: Option<Arc<[usize]>>) -> DeviceCall {
+    DeviceCall {
+        bucket: None,
+        step: 0,
+        counts,
+    }
+}
+
+/// The same values in memory that nothing else reads, because NCCL overwrites it.
+fn own(values: Tensor<1>) -> Tensor<1> {
+    let len = values.dims()[0];
+    padded_copy(values).narrow(0, 0, len)
 }
 
 /// A call in flight, with its memory.

@@ -7,12 +7,13 @@
 //! device to get it. On that path the process group detects and names a stuck or dead rank.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use burn::tensor::{DType, Device, Tensor};
-use paceline_collective::Tree;
+use paceline_collective::{ProcessGroup, Tree};
 
 use super::host::Tail;
 use super::{
@@ -66,12 +67,57 @@ pub(crate) trait DeviceGroup: Send + Sync {
     ///
     /// *Errors*: the device cannot be used any more.
     fn abort(&self) -> Result<(), DdpError>;
+
+    /// The way of other groups of this rank to the device, if they have one.
+    fn port(&self) -> Option<&dyn DevicePort> {
+        None
+    }
 }
 
-/// One bucket's collective.
+/// The way to a device for all groups of a rank.
+pub(crate) trait DevicePort {
+    /// Joins the other ranks of a group, all of which call it. Sums are in the order of `tree`. `None` if ranks share a device.
+    fn join(
+        &self,
+        group: &ProcessGroup,
+        tree: &Arc<Tree>,
+    ) -> Result<Option<Arc<dyn DeviceExchange>>, DdpError>;
+}
+
+/// Exchanges between the ranks of a group of values that stay on their device, in the order in which the ranks call them.
+///
+/// *Blocks*: no. Later kernels wait for the results, and no kernel of the device runs before them. [`Ddp::synchronize`] waits for
+/// calls that have no other use.
+///
+/// *Errors*: the first failure of this rank's device; that of a call that has returned comes with a later one.
+///
+/// [`Ddp::synchronize`]: crate::Ddp::synchronize
+pub trait DeviceExchange: fmt::Debug + Send + Sync {
+    /// Sums all ranks' blocks; with `counts` this rank gets its part of the sum.
+    ///
+    /// *Shape*: the blocks of this rank in [`Tree::blocks`], of one length; `counts` are the elements of each rank's part, in rank
+    /// order. *Numerics*: in f32, in the order of the tree.
+    fn sum(
+        &self,
+        blocks: Vec<Tensor<1>>,
+        counts: Option<Arc<[usize]>>,
+    ) -> Result<Tensor<1>, DdpError>;
+
+    /// All ranks' values, in rank order.
+    ///
+    /// *Shape*: `counts` are the elements of each rank, in rank order; the values are in f32.
+    fn gather(&self, values: Tensor<1>, counts: Arc<[usize]>) -> Result<Tensor<1>, DdpError>;
+
+    /// The largest of all ranks' values, element by element.
+    ///
+    /// *Shape*: of one length, in f32. *Numerics*: exact; where a value is NaN, the result is any of the ranks' values.
+    fn max(&self, values: Tensor<1>) -> Result<Tensor<1>, DdpError>;
+}
+
+/// A collective, of a bucket if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceCall {
-    pub(crate) bucket: usize,
+    pub(crate) bucket: Option<usize>,
     pub(crate) step: u64,
     /// Elements of each rank's part, in rank order, if the ranks have parts of the bucket.
     pub(crate) counts: Option<Arc<[usize]>>,
@@ -380,7 +426,7 @@ impl DeviceReducer {
     fn call(&self, bucket: usize, step: u64) -> DeviceCall {
         let shares = self.shares.as_ref();
         DeviceCall {
-            bucket,
+            bucket: Some(bucket),
             step,
             counts: shares.map(|shares| shares.counts(bucket).clone()),
         }
@@ -418,11 +464,15 @@ fn reap(live: &mut Live) -> Result<(), DdpError> {
     let Some(ticket) = &live.ticket else {
         return Ok(());
     };
-    let own = ticket.result()?;
-    // `cat` copies what it joins; a tensor alone would stay a view.
-    let more = Tensor::zeros([DEVICE_ALIGN], (&own.device(), own.dtype()));
-    live.own = Some(Tensor::cat(vec![own, more], 0));
+    live.own = Some(padded_copy(ticket.result()?));
     Ok(())
+}
+
+/// A tensor in memory of its own, and zeros behind it.
+pub(crate) fn padded_copy(tensor: Tensor<1>) -> Tensor<1> {
+    // `cat` copies what it joins; a tensor alone would stay a view.
+    let more = Tensor::zeros([DEVICE_ALIGN], (&tensor.device(), tensor.dtype()));
+    Tensor::cat(vec![tensor, more], 0)
 }
 
 impl Reducer for DeviceReducer {
@@ -473,6 +523,10 @@ impl Reducer for DeviceReducer {
 
     fn is_on_host(&self) -> bool {
         false
+    }
+
+    fn port(&self) -> Option<&dyn DevicePort> {
+        self.device.port()
     }
 
     fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {

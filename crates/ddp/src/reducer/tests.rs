@@ -1,6 +1,7 @@
 //! The three reducers give the same bytes; tested on Flex, where all of them run, that of NCCL on the stand-in.
 
 mod dealt;
+mod exchange;
 pub(crate) mod stand_in;
 
 use std::time::Duration;
@@ -113,7 +114,7 @@ impl DeviceGroup for Failing {
         call: DeviceCall,
         blocks: Vec<Tensor<1>>,
     ) -> Result<Box<dyn DeviceTicket>, DdpError> {
-        match call.bucket >= self.from {
+        match call.bucket.is_some_and(|bucket| bucket >= self.from) {
             true => Err(DdpError::Device("it has fallen off the bus".into())),
             false => self.group.reduce(call, blocks),
         }
@@ -150,7 +151,13 @@ fn options(shards: usize) -> DdpOptions {
 
 /// One step: uneven micro-batches, some shards without any, and a branch that some shards do not use.
 fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
+    step_between(ddp, net, || ())
+}
+
+/// The same, with something before each shard and after each backward pass.
+fn step_between(ddp: &mut Ddp, net: &Net, mut between: impl FnMut()) -> Result<Reduced, DdpError> {
     ddp.step(net, |turn| {
+        between();
         let (step, shard) = (turn.step() as usize, turn.shard());
         let count = (step * 5 + shard * 3) % 7;
         let samples: Vec<usize> = (0..count).map(|k| step * 50 + shard * 10 + k).collect();
@@ -160,6 +167,7 @@ fn step(ddp: &mut Ddp, net: &Net) -> Result<Reduced, DdpError> {
             let loss = turn.model()?.loss(samples, shard % 3 == 1);
             turn.add(0, samples.len() as f32);
             turn.backward(loss, samples.len() as f32)?;
+            between();
         }
         Ok(())
     })

@@ -154,7 +154,7 @@ impl<const D: usize> Pipeline<D> {
         let device = device.ok_or(DdpError::NoParameters)?;
         let rank = mesh.coordinate("pp")?;
         let holdings = Holdings::new(&model, &cuts);
-        let slices = parts.map(|parts| TensorPlacement::new(&group, &parts, &model));
+        let slices = (parts.as_ref()).map(|parts| TensorPlacement::new(&group, parts, &model));
         let slices = slices.transpose()?;
         let Whole {
             model,
@@ -183,6 +183,7 @@ impl<const D: usize> Pipeline<D> {
             Some(_) => mesh.flatten(&["pp", "tp"])?,
         };
         ddp.join_parts(&replica, &model, |id| slices.as_ref()?.pieces(id))?;
+        parts.map_or(Ok(()), |parts| parts.connect(&ddp))?;
         ddp.set_placement(std::sync::Arc::new(Placed {
             world: group,
             pipe: pipe.clone(),

@@ -1,10 +1,10 @@
-//! Sums and exchanges of plain tensors between the ranks that share the parts.
+//! Sums and exchanges of plain tensors between the ranks that share the parts: on their device, or through the host.
 
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Element, FloatDType, Tensor, TensorData};
 use paceline_collective::{AllGather, AllReduce, Buffer, Error, ReduceOp, ReduceScatter};
-use paceline_ddp::DdpError;
+use paceline_ddp::{DdpError, DeviceExchange};
 
 use super::TensorParallel;
 
@@ -38,6 +38,10 @@ impl TensorParallel {
     /// *Numerics*: in f32, or f64 for tensors of f64, along the tree.
     pub(super) fn sum<const D: usize>(&self, parts: Vec<Tensor<D>>) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
+        if let Some(device) = self.on_device(&like) {
+            let sum = device.sum(flat(self.blocks(parts)), None)?;
+            return Ok(like.shaped(sum, like.shape));
+        }
         in_sums!(like, self.sum_in(like, parts))
     }
 
@@ -72,6 +76,12 @@ impl TensorParallel {
         parts: Vec<Tensor<D>>,
     ) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&parts[0]);
+        if let Some(device) = self.on_device(&like) {
+            let sum = device.sum(flat(self.blocks(parts)), Some(self.counts(like.shape)))?;
+            let rows = self.share_of_rank(like.shape[0], self.group.rank());
+            let shape = like.clone().with_rows(rows.len()).shape;
+            return Ok(like.shaped(sum, shape));
+        }
         match self.group.world() {
             1 => self.sum(parts),
             _ => in_sums!(like, self.sum_rows_in(like, parts)),
@@ -109,6 +119,12 @@ impl TensorParallel {
         total: usize,
     ) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&rows);
+        if let Some(device) = self.on_device(&like) {
+            let whole = like.clone().with_rows(total).shape;
+            let rows = flat(vec![rows.cast(sums_of(like.dtype))]).remove(0);
+            let all = device.gather(rows, self.counts(whole))?;
+            return Ok(like.shaped(all, whole));
+        }
         match self.group.world() {
             1 => Ok(rows),
             _ => in_sums!(like, self.gather_rows_in(like, rows, total)),
@@ -139,6 +155,10 @@ impl TensorParallel {
     /// The largest of all ranks' values, element by element.
     pub(super) fn max<const D: usize>(&self, values: Tensor<D>) -> Result<Tensor<D>, DdpError> {
         let like = Like::of(&values);
+        if let Some(device) = self.on_device(&like) {
+            let values = flat(vec![values.cast(sums_of(like.dtype))]).remove(0);
+            return Ok(like.shaped(device.max(values)?, like.shape));
+        }
         match self.group.world() {
             1 => Ok(values),
             _ => in_sums!(like, self.max_in(like, values)),
@@ -155,6 +175,11 @@ impl TensorParallel {
         let done = self.group.all_reduce(&mut all, ReduceOp::Max);
         done.map_err(|error| self.failed(error))?;
         Ok(like.tensor(&all, like.shape))
+    }
+
+    /// The way of such tensors over their device, if they have one. NCCL's sums along the tree are in f32.
+    fn on_device<const D: usize>(&self, like: &Like<D>) -> Option<&Arc<dyn DeviceExchange>> {
+        self.device.get().filter(|_| !like.is_double())
     }
 
     fn buffer<T: Number>(&self, len: usize) -> Result<Buffer<T>, DdpError> {
@@ -234,12 +259,22 @@ impl<const D: usize> Like<D> {
         self.shape.iter().product()
     }
 
+    /// The result that came on the device.
+    fn shaped(&self, values: Tensor<1>, shape: [usize; D]) -> Tensor<D> {
+        values.reshape(shape).cast(self.dtype)
+    }
+
     fn tensor<T: Number>(&self, values: &[T], shape: [usize; D]) -> Tensor<D> {
         let data = TensorData::new(values.to_vec(), shape);
         let dtype = DType::from(sums_of(self.dtype));
         let tensor = Tensor::<D>::from_data(data, (&self.device, dtype));
         tensor.cast(self.dtype)
     }
+}
+
+fn flat<const D: usize>(blocks: Vec<Tensor<D>>) -> Vec<Tensor<1>> {
+    let blocks = blocks.into_iter();
+    blocks.map(|block| block.reshape([-1])).collect()
 }
 
 fn write<T: Number, const D: usize>(buffer: &mut [T], blocks: Vec<Tensor<D>>) {
@@ -251,3 +286,6 @@ fn write<T: Number, const D: usize>(buffer: &mut [T], blocks: Vec<Tensor<D>>) {
         start += values.len();
     }
 }
+
+#[cfg(test)]
+mod tests;

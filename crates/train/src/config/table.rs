@@ -305,7 +305,7 @@ settings! {
         "Transport between ranks: shared memory, TCP, or auto by host")
         .or("auto").needs(Need::Group);
     backend: Backend = row(RANKS, Kind::Word(&["auto", "host", "nccl"]),
-        "Path of gradients between GPUs: NCCL or host memory; auto is NCCL on CUDA devices")
+        "Path of gradients, and of sums between parts, from GPU to GPU: NCCL or host memory; auto is NCCL on CUDA devices")
         .or("auto");
     reduction: Reduction = row(RANKS, Kind::Word(&["tree", "ring"]),
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_fake_cuda::{Library, Room};
 use paceline_nccl::{Before, DeviceBuffer, NcclOptions, Places, Probe};
 
-use crate::ddp::Reduction;
+use crate::ddp::{Backend, Reduction};
 use crate::error::DdpError;
 use crate::reducer::{Lent, NcclDevice, NcclGroup, NcclMemory, Setup, lock};
 
@@ -46,9 +46,11 @@ pub(crate) fn group(
     let on = NcclDevice {
         device: &Device::flex(),
         ordinal,
+        backend: Backend::Nccl,
         reduction,
     };
-    NcclGroup::join(setup, on, StandIn { ordinal }, &options)
+    let group = NcclGroup::join(setup, on, StandIn { ordinal }, &options)?;
+    Ok(group.expect("each rank has a device"))
 }
 
 impl NcclMemory for StandIn {
