@@ -108,6 +108,10 @@ pub enum Kind {
     AllGather,
     /// All ranks get the sum, or their parts of it, added in the order of a tree.
     TreeSum,
+    /// A rank gets this rank's data.
+    Send,
+    /// This rank gets a rank's data.
+    Receive,
 }
 
 impl fmt::Display for Kind {
@@ -118,6 +122,8 @@ impl fmt::Display for Kind {
             Self::ReduceScatter => "reduce-scatter",
             Self::AllGather => "all-gather",
             Self::TreeSum => "sum in the tree's order",
+            Self::Send => "send",
+            Self::Receive => "receive",
         })
     }
 }

@@ -220,6 +220,28 @@ impl Communicator {
         self.submit(Work::TreeSum(sum), buffer, before, label)
     }
 
+    /// Sends the buffer to another rank, which receives as many bytes. Messages between two ranks are received in the order
+    /// in which they are sent.
+    ///
+    /// *Blocks*: never the caller. On the device a message waits for its other end, and later calls for the message: give all ranks
+    /// their messages in one order of all of them.
+    ///
+    /// *Errors*: on the ticket; a rank that is none, or this one.
+    pub fn send(&self, buffer: DeviceBuffer, to: usize, before: Before, label: Label) -> Ticket {
+        self.submit(Work::Send(to), buffer, before, label)
+    }
+
+    /// Fills the buffer with what another rank sends. Otherwise as [`send`](Self::send).
+    pub fn receive(
+        &self,
+        buffer: DeviceBuffer,
+        from: usize,
+        before: Before,
+        label: Label,
+    ) -> Ticket {
+        self.submit(Work::Receive(from), buffer, before, label)
+    }
+
     /// Makes all later work of the device's primary context wait for these calls, as [`Ticket::order_after`] of each.
     ///
     /// *Cost*: one wait for the last of them, since calls of all lanes run in order.
@@ -283,6 +305,10 @@ impl Communicator {
             Work::ReduceScatter(float, counts) => wrong_parts(counts, float.bytes(), world, bytes),
             Work::AllGather(counts) => wrong_parts(counts, 1, world, bytes),
             Work::TreeSum(sum) => crate::tree_sum::wrong(sum, (self.rank(), world), bytes),
+            Work::Send(peer) | Work::Receive(peer) => {
+                let is_other = *peer < world && *peer != self.rank();
+                (!is_other).then(|| format!("{peer} is no other rank of {world}"))
+            }
             Work::AllReduce(_) | Work::Max(_) => None,
         }
     }

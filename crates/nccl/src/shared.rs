@@ -34,6 +34,10 @@ pub(crate) enum Work {
     /// With the bytes of each rank's part.
     AllGather(Arc<[usize]>),
     TreeSum(TreeSum),
+    /// To this rank.
+    Send(usize),
+    /// From this rank.
+    Receive(usize),
 }
 
 impl Work {
@@ -44,6 +48,8 @@ impl Work {
             Self::ReduceScatter(..) => Kind::ReduceScatter,
             Self::AllGather(_) => Kind::AllGather,
             Self::TreeSum(_) => Kind::TreeSum,
+            Self::Send(_) => Kind::Send,
+            Self::Receive(_) => Kind::Receive,
         }
     }
 }

@@ -389,6 +389,16 @@ impl Worker {
                 shared.within("ncclBroadcast", put)?;
                 "ncclBroadcast"
             }
+            Work::Send(peer) => {
+                // SAFETY: the same.
+                shared.within("ncclSend", || unsafe { comm.send(ptr, bytes, *peer, stream) })?;
+                "ncclSend"
+            }
+            Work::Receive(peer) => {
+                // SAFETY: the same.
+                shared.within("ncclRecv", || unsafe { comm.recv(ptr, bytes, *peer, stream) })?;
+                "ncclRecv"
+            }
             Work::TreeSum(sum) => {
                 let adder = &mut self.adder;
                 let rank = shared.lane(lane).group.rank();

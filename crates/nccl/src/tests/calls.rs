@@ -88,6 +88,36 @@ fn parts_of_a_sum_and_a_gather_of_parts_are_as_uneven_as_the_caller_likes() {
 }
 
 #[test]
+fn messages_arrive_in_one_order_between_all_pairs() {
+    let library = machine(3, "");
+    joined(&library, 3, |comm, bench| {
+        // Each pair in both directions, in one order on all ranks.
+        let pairs = [(0, 1), (2, 0), (1, 0), (1, 2), (0, 2), (2, 1)];
+        let own = pairs.iter().enumerate().flat_map(|(at, (from, to))| {
+            let sent = [at as f32, -1.5];
+            match comm.rank() {
+                rank if rank == *from => {
+                    let room = bench.floats(&sent);
+                    let ticket = comm.send(buffer(&room), *to, Before::Context, NONE);
+                    Some((ticket, room, sent))
+                }
+                rank if rank == *to => {
+                    let room = bench.floats(&[0.0; 2]);
+                    let ticket = comm.receive(buffer(&room), *from, Before::Context, NONE);
+                    Some((ticket, room, sent))
+                }
+                _ => None,
+            }
+        });
+        let own: Vec<_> = own.collect();
+        for (ticket, room, expected) in own {
+            ticket.wait().unwrap();
+            assert_eq!(bench.read(&room), expected, "{}", ticket.call());
+        }
+    });
+}
+
+#[test]
 fn one_rank_alone_works_too() {
     let library = machine(1, "");
     joined(&library, 1, |comm, bench| {

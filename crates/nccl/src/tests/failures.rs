@@ -123,6 +123,55 @@ fn the_ranks_that_are_left_join_anew_after_an_abort() {
 }
 
 #[test]
+fn a_rank_that_gives_up_ends_the_messages_to_and_from_it() {
+    let library = machine(3, "");
+    let errors = on_ranks(3, PATIENCE, |group| {
+        let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+        group.barrier().unwrap();
+        let bench = Bench::new(&library, group.rank());
+        let room = bench.floats(&[1.0; 16]);
+        // Freeing it would wait for what is behind it.
+        std::mem::forget(room.clone());
+        let ticket = match group.rank() {
+            0 => comm.send(buffer(&room), 1, Before::Now, LABEL),
+            1 => {
+                group.abort("the loss is not a number");
+                return String::new();
+            }
+            _ => comm.receive(buffer(&room), 1, Before::Now, LABEL),
+        };
+        ticket.wait().unwrap_err().to_string()
+    });
+    for error in [&errors[0], &errors[2]] {
+        assert_eq!(error, "rank 1 gave up: the loss is not a number");
+    }
+}
+
+#[test]
+fn a_message_to_no_other_rank_is_refused_on_all_ranks() {
+    for peer in [0, 2] {
+        let library = machine(2, "");
+        let errors = on_ranks(2, PATIENCE, |group| {
+            let comm = Communicator::join(&group, group.rank(), &options(&library)).unwrap();
+            group.barrier().unwrap();
+            let bench = Bench::new(&library, group.rank());
+            let room = bench.floats(&[1.0]);
+            std::mem::forget(room.clone());
+            let ticket = match group.rank() {
+                0 => comm.send(buffer(&room), peer, Before::Now, LABEL),
+                _ => comm.receive(buffer(&room), 0, Before::Now, LABEL),
+            };
+            ticket.wait().unwrap_err().to_string()
+        });
+        let own = format!(
+            "rank 0 called NCCL's send #1 (bucket 1, step 41) with invalid arguments: {peer} is no other rank of 2"
+        );
+        assert_eq!(errors[0], own);
+        assert_eq!(errors[1], format!("rank 0 gave up: {own}"));
+    }
+}
+
+#[test]
 fn an_error_in_the_background_names_the_call() {
     let library = machine(3, &fault(r#"{"async": 3}"#));
     let errors = second(&library, 3, PATIENCE, |_, _| {});
