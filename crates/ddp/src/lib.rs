@@ -69,7 +69,7 @@ pub use plan::{Bucket, BucketCaps, BucketPlan, Layout, Segment};
 pub use precision::{NORMS, Precision};
 pub use record::ShardDigests;
 pub use recovery::Recovery;
-pub use reducer::DeviceExchange;
+pub use reducer::{Arrival, DeviceExchange};
 pub use scaler::{GradScaler, GradScalerOptions, GradScalerState};
 #[cfg(feature = "burn-train")]
 pub use strategy::DdpStrategy;

@@ -44,7 +44,7 @@ pub(crate) use host::HostReducer;
 pub(crate) use in_double::InDouble;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use nccl::{Lent, NcclDevice, NcclGroup, NcclMemory};
-pub use on_device::DeviceExchange;
+pub use on_device::{Arrival, DeviceExchange};
 pub(crate) use on_device::{DeviceCall, DeviceGroup, DevicePort, DeviceReducer, DeviceTicket, cut};
 pub(crate) use staged::StagedReducer;
 

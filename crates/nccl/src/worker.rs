@@ -391,12 +391,16 @@ impl Worker {
             }
             Work::Send(peer) => {
                 // SAFETY: the same.
-                shared.within("ncclSend", || unsafe { comm.send(ptr, bytes, *peer, stream) })?;
+                shared.within("ncclSend", || unsafe {
+                    comm.send(ptr, bytes, *peer, stream)
+                })?;
                 "ncclSend"
             }
             Work::Receive(peer) => {
                 // SAFETY: the same.
-                shared.within("ncclRecv", || unsafe { comm.recv(ptr, bytes, *peer, stream) })?;
+                shared.within("ncclRecv", || unsafe {
+                    comm.recv(ptr, bytes, *peer, stream)
+                })?;
                 "ncclRecv"
             }
             Work::TreeSum(sum) => {

@@ -12,7 +12,9 @@ use paceline_nccl::{
 };
 
 use super::on_device::padded_copy;
-use super::{DeviceCall, DeviceExchange, DeviceGroup, DevicePort, DeviceTicket, Setup, lock};
+use super::{
+    Arrival, DeviceCall, DeviceExchange, DeviceGroup, DevicePort, DeviceTicket, Setup, lock,
+};
 use crate::comm_hook::CommHook;
 use crate::ddp::{Backend, Reduction};
 use crate::error::DdpError;
@@ -164,7 +166,7 @@ impl<M: NcclMemory> NcclGroup<M> {
         tensor: Tensor<1>,
         part: Range<usize>,
         call: impl FnOnce(&Communicator, DeviceBuffer, Before) -> Ticket,
-    ) -> Result<Box<dyn DeviceTicket>, DdpError> {
+    ) -> Result<Box<Sent>, DdpError> {
         let Some(lane) = self.lane else {
             let back: Back = Box::new(|_| Ok(tensor));
             return Ok(Box::new(Sent {
@@ -226,7 +228,7 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
             CommHook::Fp16Compress => (Float::F16, self.whole(blocks).cast(DType::F16)),
             _ => (Float::F32, self.whole(blocks)),
         };
-        self.submit(sum, part, |communicator, buffer, before| {
+        let sent = self.submit(sum, part, |communicator, buffer, before| {
             match (self.reduction, call.counts) {
                 (Reduction::Ring, None) => communicator.all_reduce(buffer, float, before, label),
                 (Reduction::Ring, Some(counts)) => {
@@ -242,7 +244,8 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
                     communicator.reduce_in_tree_order(buffer, sum, before, label)
                 }
             }
-        })
+        })?;
+        Ok(sent)
     }
 
     fn all_gather(
@@ -253,9 +256,10 @@ impl<M: NcclMemory> DeviceGroup for NcclGroup<M> {
         let (len, label) = (values.dims()[0], label(&call));
         let counts = call.counts.iter().flat_map(|counts| counts.iter());
         let bytes = counts.map(|count| count * size_of::<f32>()).collect();
-        self.submit(values, 0..len, |communicator, buffer, before| {
+        let sent = self.submit(values, 0..len, |communicator, buffer, before| {
             communicator.all_gather(buffer, bytes, before, label)
-        })
+        })?;
+        Ok(sent)
     }
 
     fn synchronize(&self) -> Result<(), DdpError> {
@@ -289,7 +293,9 @@ impl<M: NcclMemory> DevicePort for NcclGroup<M> {
         group: &ProcessGroup,
         tree: &Arc<Tree>,
     ) -> Result<Option<Arc<dyn DeviceExchange>>, DdpError> {
-        let lane = self.port.join(group, "values between parts")?;
+        let lane = self
+            .port
+            .join(group, "values between the ranks of a model")?;
         Ok(lane.map(|lane| {
             let exchange: Arc<dyn DeviceExchange> = Arc::new(Self {
                 lane,
@@ -332,6 +338,22 @@ impl<M: NcclMemory> DeviceExchange for NcclGroup<M> {
         });
         sent?.result()
     }
+
+    fn send(&self, values: Tensor<1>, to: usize) -> Result<(), DdpError> {
+        let len = values.dims()[0];
+        let sent = self.submit(values, 0..len, |communicator, buffer, before| {
+            communicator.send(buffer, to, before, Label::default())
+        });
+        sent.map(drop)
+    }
+
+    fn receive(&self, len: usize, dtype: DType, from: usize) -> Result<Box<dyn Arrival>, DdpError> {
+        let room = Tensor::empty([len], (&self.port.device, dtype));
+        let sent = self.submit(room, 0..len, |communicator, buffer, before| {
+            communicator.receive(buffer, from, before, Label::default())
+        })?;
+        Ok(sent)
+    }
 }
 
 impl<M> fmt::Debug for NcclGroup<M> {
@@ -367,14 +389,27 @@ struct Sent {
     back: Mutex<Option<Back>>,
 }
 
-impl DeviceTicket for Sent {
-    fn result(&self) -> Result<Tensor<1>, DdpError> {
+impl Sent {
+    /// All of the memory, as it is after the call.
+    fn whole(&self) -> Result<Tensor<1>, DdpError> {
         if let Some(ticket) = &self.ticket {
             ticket.order_after()?;
         }
         let back = lock(&self.back).take();
         let back = back.ok_or(DdpError::Backend("a bucket was taken twice"))?;
-        let whole = back(self.ticket.as_ref())?;
+        back(self.ticket.as_ref())
+    }
+}
+
+impl Arrival for Sent {
+    fn tensor(self: Box<Self>) -> Result<Tensor<1>, DdpError> {
+        self.whole()
+    }
+}
+
+impl DeviceTicket for Sent {
+    fn result(&self) -> Result<Tensor<1>, DdpError> {
+        let whole = self.whole()?;
         let len = self.part.len();
         Ok(match len {
             0 => Tensor::zeros([0], &whole.device()),

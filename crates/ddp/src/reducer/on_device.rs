@@ -112,6 +112,19 @@ pub trait DeviceExchange: fmt::Debug + Send + Sync {
     ///
     /// *Shape*: of one length, in f32. *Numerics*: exact; where a value is NaN, the result is any of the ranks' values.
     fn max(&self, values: Tensor<1>) -> Result<Tensor<1>, DdpError>;
+
+    /// Sends values to another rank of the group, which asks for as many. On the device the message waits for that, and later calls
+    /// for the message: there must be one order of the messages of all groups of which every rank submits its own.
+    fn send(&self, values: Tensor<1>, to: usize) -> Result<(), DdpError>;
+
+    /// Asks for the next `len` values that another rank of the group sends.
+    fn receive(&self, len: usize, dtype: DType, from: usize) -> Result<Box<dyn Arrival>, DdpError>;
+}
+
+/// Values on their way to this rank.
+pub trait Arrival: Send {
+    /// The values. Later kernels wait for them; the host does not.
+    fn tensor(self: Box<Self>) -> Result<Tensor<1>, DdpError>;
 }
 
 /// A collective, of a bucket if it has one.

@@ -2,6 +2,7 @@
 
 mod dealt;
 mod exchange;
+mod messages;
 pub(crate) mod stand_in;
 
 use std::time::Duration;

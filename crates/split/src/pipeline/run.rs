@@ -4,12 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
-use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Backend, Ddp, DdpError, DdpOptions, Reduced, ShardStep};
+use paceline_collective::{DeviceMesh, ProcessGroup, Tree};
+use paceline_ddp::{Backend, Ddp, DdpError, DdpOptions, DeviceExchange, Reduced, ShardStep};
 use paceline_nn::Pass;
 
 use super::error::PipelineError;
@@ -184,7 +185,7 @@ impl<const D: usize> Pipeline<D> {
         };
         ddp.join_parts(&replica, &model, |id| slices.as_ref()?.pieces(id))?;
         parts.map_or(Ok(()), |parts| parts.connect(&ddp))?;
-        ddp.set_placement(std::sync::Arc::new(Placed {
+        ddp.set_placement(Arc::new(Placed {
             world: group,
             pipe: pipe.clone(),
             owners,
@@ -192,7 +193,11 @@ impl<const D: usize> Pipeline<D> {
             slices,
         }));
         let sends_early = options.schedule.puts_off_weights() || !ddp.reduces_on_device();
-        let pipeline = Self {
+        let exchange = match pipe.world() {
+            1 => None,
+            ranks => ddp.device_exchange(&pipe, &Tree::per_rank(ranks))?,
+        };
+        let mut pipeline = Self {
             // A send waits only where every rank's work goes the same way: more are never on their way in other schedules.
             wire: Wire::new(pipe, device.clone(), 4 * (size.stages() + 1)),
             mesh,
@@ -209,7 +214,18 @@ impl<const D: usize> Pipeline<D> {
             sends_early,
             record: Record::default(),
         };
+        if let Some(exchange) = exchange {
+            pipeline.connect(exchange);
+        }
         Ok((pipeline, ddp, model))
+    }
+
+    /// From now on activations and their gradients travel over `exchange`, whose ranks are those of the mesh's `pp` group, all of
+    /// which call it between steps. [`new`](Self::new) calls it where gradients stay on their device.
+    ///
+    /// *Numerics*: the same bits.
+    pub fn connect(&mut self, exchange: Arc<dyn DeviceExchange>) {
+        self.wire.on_device = Some(exchange);
     }
 
     /// The ranks as a mesh of `dp` by `pp`, and by `tp` if there are parts.
@@ -310,8 +326,8 @@ impl<const D: usize> Pipeline<D> {
                     _ => {}
                 }
             } else if action.act.is_compute() {
-                let awaited = action.awaited().filter(|it| self.work.asked.remove(it));
-                if let Some(receive) = awaited {
+                let awaited = action.awaited();
+                if let Some(receive) = awaited.filter(|it| self.work.asked.contains_key(it)) {
                     let start = Instant::now();
                     self.receive(receive)?;
                     shard.waited_since(start);
@@ -369,6 +385,7 @@ impl<const D: usize> Pipeline<D> {
                         blocks.start += 1;
                         model.first(input(at))
                     } else {
+                        self.pass_on(action(Act::ReceiveInput))?;
                         self.receive(action(Act::ReceiveInput))?;
                         let x = self.work.inputs.remove(&(stage, micro_batch));
                         x.expect("it was received").inner()

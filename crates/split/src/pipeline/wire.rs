@@ -1,10 +1,11 @@
-//! Tensors between stages: asynchronous sends, and receives that check what comes.
+//! Tensors between stages, through the host or from device to device: asynchronous sends, and receives that check what comes.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use paceline_collective::{Error, ProcessGroup, SendTicket};
-use paceline_ddp::DdpError;
+use paceline_ddp::{Arrival, DdpError, DeviceExchange};
 
 use super::error::PipelineError;
 
@@ -44,10 +45,25 @@ impl Address {
     }
 }
 
+/// A tensor that was asked for.
+pub(super) struct Asked<const D: usize> {
+    from: usize,
+    address: Address,
+    /// Its shape and type, if they do not come with it.
+    known: Option<Known<D>>,
+    /// Where it comes to, if not to the host.
+    arrival: Option<(Box<dyn Arrival>, [usize; D])>,
+}
+
+/// Shape and type of a tensor.
+pub(super) type Known<const D: usize> = ([usize; D], DType);
+
 /// One rank's messages to and from the other stages of its pipeline.
 pub(super) struct Wire {
     group: ProcessGroup,
     device: Device,
+    /// For activations and their gradients. Shapes, and all that concerns parameters, go through the host.
+    pub(super) on_device: Option<Arc<dyn DeviceExchange>>,
     sent: VecDeque<SendTicket<u8>>,
     /// Sends that may be on their way at once; one more waits for the oldest.
     sent_max: usize,
@@ -60,6 +76,7 @@ impl Wire {
         Self {
             group,
             device,
+            on_device: None,
             sent: VecDeque::new(),
             sent_max,
             agreed: HashMap::new(),
@@ -95,11 +112,85 @@ impl Wire {
         to: usize,
         address: Address,
     ) -> Result<(), PipelineError> {
-        let dims = data.shape().iter().map(|dim| *dim as i64);
-        let header: Vec<i64> = std::iter::once(code(data.dtype())?).chain(dims).collect();
-        let sent = self.group.send(&header, to, address.tag());
-        sent.map_err(|error| self.failed(error))?;
+        self.describe((data.shape(), data.dtype()), to, address)?;
         self.send(data, to, address)
+    }
+
+    /// Sends a tensor of the device, and before it its shape and type unless the receiver knows them.
+    pub(super) fn send_tensor<const D: usize>(
+        &mut self,
+        tensor: Tensor<D>,
+        is_known: bool,
+        to: usize,
+        address: Address,
+    ) -> Result<(), PipelineError> {
+        if !is_known {
+            self.describe((&tensor.dims(), tensor.dtype()), to, address)?;
+        }
+        match &self.on_device {
+            Some(exchange) => Ok(exchange.send(tensor.reshape([-1]), to)?),
+            None => self.send(&tensor.into_data(), to, address),
+        }
+    }
+
+    fn describe(
+        &self,
+        (shape, dtype): (&[usize], DType),
+        to: usize,
+        address: Address,
+    ) -> Result<(), PipelineError> {
+        let dims = shape.iter().map(|dim| *dim as i64);
+        let header: Vec<i64> = std::iter::once(code(dtype)?).chain(dims).collect();
+        let sent = self.group.send(&header, to, address.tag());
+        sent.map_err(|error| self.failed(error))
+    }
+
+    /// Asks for a tensor. The device then receives it by itself; on the host it only waits in [`take`](Self::take), because there
+    /// messages have room before they are asked for.
+    ///
+    /// *Blocks*: for the device, until the shape has come: the sender's host has submitted what computes the tensor.
+    pub(super) fn ask<const D: usize>(
+        &mut self,
+        known: Option<Known<D>>,
+        from: usize,
+        address: Address,
+    ) -> Result<Asked<D>, PipelineError> {
+        let mut asked = Asked {
+            from,
+            address,
+            known,
+            arrival: None,
+        };
+        if let Some(exchange) = self.on_device.clone() {
+            let (shape, dtype) = match known {
+                Some(known) => known,
+                None => self.receive_shape(from, address)?,
+            };
+            let arrival = exchange.receive(shape.iter().product(), dtype, from)?;
+            asked.arrival = Some((arrival, shape));
+        }
+        Ok(asked)
+    }
+
+    /// A tensor that was asked for, on the rank's device, off every tape.
+    pub(super) fn take<const D: usize>(
+        &mut self,
+        asked: Asked<D>,
+    ) -> Result<Tensor<D>, PipelineError> {
+        let Asked { from, address, .. } = asked;
+        if let Some((arrival, shape)) = asked.arrival {
+            let tensor = Tensor::from_inner(arrival.tensor()?.reshape(shape));
+            return Ok(match self.device.gradient_checkpointing_strategy() {
+                Some(strategy) => tensor.with_gradient_checkpointing_strategy(strategy),
+                None => tensor.inner(),
+            });
+        }
+        let (shape, dtype) = match asked.known {
+            Some(known) => known,
+            None => self.receive_shape(from, address)?,
+        };
+        let data = self.receive(&shape, dtype, from, address)?;
+        Ok(Tensor::from_data(data, (&self.device, dtype)))
     }
 
     /// Receives a tensor of a known shape and type.
@@ -124,6 +215,16 @@ impl Wire {
         from: usize,
         address: Address,
     ) -> Result<TensorData, PipelineError> {
+        let (shape, dtype) = self.receive_header(rank, from, address)?;
+        self.receive(&shape, dtype, from, address)
+    }
+
+    fn receive_header(
+        &mut self,
+        rank: usize,
+        from: usize,
+        address: Address,
+    ) -> Result<(Vec<usize>, DType), PipelineError> {
         let mut header = vec![0; 1 + rank];
         let received = self.group.recv(&mut header, from, address.tag());
         received.map_err(|error| self.failed(error))?;
@@ -139,20 +240,24 @@ impl Wire {
                 expected,
                 got,
             })?;
-        let data = self.receive(&shape, dtype, from, address)?;
         self.agreed
             .entry(key)
             .or_insert_with(|| (dtype, shape[1..].to_vec()));
-        Ok(data)
+        Ok((shape, dtype))
     }
 
-    /// A tensor on the rank's device, off every tape.
-    pub(super) fn tensor<const D: usize>(&self, data: TensorData) -> Tensor<D> {
-        let dtype = data.dtype();
-        Tensor::from_data(data, (&self.device, dtype))
+    /// The shape and type of a tensor of `D` dimensions, which come before it.
+    fn receive_shape<const D: usize>(
+        &mut self,
+        from: usize,
+        address: Address,
+    ) -> Result<Known<D>, PipelineError> {
+        let (shape, dtype) = self.receive_header(D, from, address)?;
+        let shape = shape.try_into().expect("a header of this length");
+        Ok((shape, dtype))
     }
 
-    /// Waits until all sends have left.
+    /// Waits until all sends of the host have left.
     pub(super) fn flush(&mut self) -> Result<(), PipelineError> {
         for ticket in std::mem::take(&mut self.sent) {
             ticket.wait().map_err(|error| self.failed(error))?;

@@ -1,6 +1,7 @@
 //! Pipelines of ranks as threads train to the bits of one rank.
 
 mod failures;
+mod on_device;
 mod parts;
 mod same_bits;
 mod support;

@@ -10,7 +10,7 @@ use super::super::wire::{Address, Content};
 use super::Pipeline;
 
 impl<const D: usize> Pipeline<D> {
-    /// Sends, or notes what a pass is going to wait for: messages that were not asked for have room on the host.
+    /// Sends, or asks for what a pass is going to wait for.
     pub(super) fn pass_on(&mut self, action: Action) -> Result<(), PipelineError> {
         let Action {
             act,
@@ -18,24 +18,33 @@ impl<const D: usize> Pipeline<D> {
             micro_batch: number,
         } = action;
         let key = (stage, number);
+        let to = |content, stage| Address {
+            content,
+            stage,
+            number,
+        };
         match act {
-            Act::ReceiveInput | Act::ReceiveGradient => {
-                self.work.asked.insert(action);
+            Act::ReceiveInput => {
+                let from = self.rank_of(stage - 1);
+                let asked = self.wire.ask(None, from, to(Content::Input, stage))?;
+                self.work.asked.insert(action, asked);
             }
             Act::SendOutput => {
                 let output = self.work.live[&key].output.hidden().clone().inner();
                 self.send_output(stage, number, output)?;
             }
+            Act::ReceiveGradient => {
+                let output = self.work.live[&key].output.hidden();
+                let like = Some((output.dims(), output.dtype()));
+                let from = self.rank_of(stage + 1);
+                let asked = self.wire.ask(like, from, to(Content::Gradient, stage))?;
+                self.work.asked.insert(action, asked);
+            }
             Act::SendGradient => {
                 let gradient = self.work.input_gradients.remove(&key);
-                let gradient = gradient.expect("a backward pass comes before").into_data();
-                let address = Address {
-                    content: Content::Gradient,
-                    stage: stage - 1,
-                    number,
-                };
-                self.wire
-                    .send(&gradient, self.rank_of(stage - 1), address)?;
+                let gradient = gradient.expect("a backward pass comes before");
+                let (rank, address) = (self.rank_of(stage - 1), to(Content::Gradient, stage - 1));
+                self.wire.send_tensor(gradient, true, rank, address)?;
                 self.return_borrowed(stage, key)?;
             }
             _ => unreachable!("computing is no message"),
@@ -43,33 +52,15 @@ impl<const D: usize> Pipeline<D> {
         Ok(())
     }
 
-    /// Waits for a stage's input or the gradient of its output.
+    /// Waits for what was asked for as the input of a pass.
     pub(super) fn receive(&mut self, receive: Action) -> Result<(), PipelineError> {
-        let Action {
-            act,
-            stage,
-            micro_batch: number,
-        } = receive;
-        let key = (stage, number);
-        let to = |content| Address {
-            content,
-            stage,
-            number,
+        let asked = self.work.asked.remove(&receive);
+        let tensor = self.wire.take(asked.expect("the plan asks before"))?;
+        let key = (receive.stage, receive.micro_batch);
+        match receive.act {
+            Act::ReceiveInput => self.work.inputs.insert(key, tensor),
+            _ => self.work.gradients.insert(key, tensor.inner()),
         };
-        if act == Act::ReceiveInput {
-            let from = self.rank_of(stage - 1);
-            let data = self.wire.receive_described(D, from, to(Content::Input))?;
-            self.work.inputs.insert(key, self.wire.tensor(data));
-        } else {
-            let output = self.work.live[&key].output.hidden();
-            let (shape, dtype) = (output.dims(), output.dtype());
-            let from = self.rank_of(stage + 1);
-            let data = self
-                .wire
-                .receive(&shape, dtype, from, to(Content::Gradient))?;
-            let gradient = self.wire.tensor::<D>(data).inner();
-            self.work.gradients.insert(key, gradient);
-        }
         Ok(())
     }
 
@@ -104,7 +95,7 @@ impl<const D: usize> Pipeline<D> {
             number,
         };
         let to = self.rank_of(stage + 1);
-        self.wire.send_described(&output.into_data(), to, address)
+        self.wire.send_tensor(output, false, to, address)
     }
 
     /// Once in a step, sends the values of tied parameters that this rank holds, and receives those that it borrows, in the type

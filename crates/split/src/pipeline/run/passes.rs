@@ -1,6 +1,6 @@
 //! The forward and backward passes of a stage.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use burn::tensor::{Gradients, Tensor};
 use paceline_ddp::{BackwardPart, ShardStep};
@@ -11,14 +11,14 @@ use super::super::error::PipelineError;
 use super::super::model::Sequential;
 use super::super::schedule::{Act, Action};
 use super::super::tied::{self, Borrowed, Lent};
-use super::super::wire::{Address, Content};
+use super::super::wire::{Address, Asked, Content};
 use super::{MicroBatches, Pipeline};
 
 /// What has come in or been computed and is needed later, by stage and micro-batch.
 #[derive(Default)]
 pub(super) struct Work<const D: usize> {
-    /// Messages that the plan has asked for and no pass has waited for.
-    pub(super) asked: HashSet<Action>,
+    /// By receive; no pass has waited for it.
+    pub(super) asked: HashMap<Action, Asked<D>>,
     pub(super) inputs: HashMap<(usize, usize), Tensor<D>>,
     pub(super) live: HashMap<(usize, usize), Live<D>>,
     /// Of a stage's output.

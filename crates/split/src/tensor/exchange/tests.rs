@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paceline_collective::{GroupOptions, ProcessGroup, Tree};
+use paceline_ddp::Arrival;
 
 use super::*;
 
@@ -75,6 +76,14 @@ impl DeviceExchange for OnHost {
         let mut all = self.buffer(&numbers(values)).to_vec();
         self.group.all_reduce(&mut all, ReduceOp::Max)?;
         Ok(tensor(&all))
+    }
+
+    fn send(&self, _: Tensor<1>, _: usize) -> Result<(), DdpError> {
+        unreachable!("parts send no messages")
+    }
+
+    fn receive(&self, _: usize, _: DType, _: usize) -> Result<Box<dyn Arrival>, DdpError> {
+        unreachable!("parts send no messages")
     }
 }
 
