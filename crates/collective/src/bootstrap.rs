@@ -9,6 +9,7 @@ mod swap;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shar
 use crate::engine::Engine;
 use crate::error::{Error, Ranks};
 use crate::flight::Formation;
-use crate::memory::{Allocator, Segment};
+use crate::memory::{Allocator, Arena, Segment};
 use crate::mesh::Mesh;
 use crate::options::{GroupOptions, Transport};
 use crate::p2p::PointToPoint;
@@ -116,6 +117,27 @@ pub(crate) struct Succession<'a> {
     pub(crate) page: &'a JobPage,
     /// Address of the store in which it forms.
     pub(crate) store: &'a str,
+    pub(crate) memory: &'a KeptMemory,
+}
+
+/// What a rank has of the generation before: its pages are in place, so the next one need not wait for them.
+#[derive(Debug, Default)]
+pub(crate) struct KeptMemory {
+    /// This rank's own. All its operations have ended.
+    pub(crate) own: Option<Arc<Arena>>,
+    /// The arenas that it maps.
+    pub(crate) mapped: Vec<Arc<Segment>>,
+}
+
+impl KeptMemory {
+    /// The arena that a peer has sent.
+    pub(crate) fn open(&self, fd: OwnedFd) -> io::Result<Arc<Segment>> {
+        let known = self.mapped.iter().find(|segment| segment.is(fd.as_fd()));
+        known.map_or_else(
+            || Segment::open(fd).map(Arc::new),
+            |known| Ok(known.clone()),
+        )
+    }
 }
 
 impl Succession<'_> {

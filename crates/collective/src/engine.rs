@@ -178,7 +178,7 @@ impl Engine {
                 Err(error) => {
                     if let Some(staging) = &mut self.staging {
                         // Peers that have not noticed yet may still write to it.
-                        staging.lose();
+                        staging.lose(Some(wait.status.generation()));
                     }
                     return Err(error);
                 }

@@ -19,6 +19,9 @@ use crate::runner::Runner;
 use crate::status::{OpWait, Status};
 use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 
+/// Interval of looks while all operations end.
+const IDLE_POLL: Duration = Duration::from_micros(100);
+
 /// Operations that may wait in the queue; a thread that submits one more waits for room.
 pub(crate) const QUEUE_MAX: usize = 1024;
 
@@ -212,6 +215,23 @@ impl Executor {
         self.work.notify_all();
     }
 
+    /// Waits until no operation is left, for at most `limit`; whether that is so. After a failure it takes as long as the one that
+    /// runs needs to notice.
+    pub(crate) fn is_idle_within(&self, limit: Duration) -> bool {
+        let started = Instant::now();
+        loop {
+            let queue = self.queue.lock();
+            if !queue.running && queue.jobs.is_empty() {
+                return true;
+            }
+            drop(queue);
+            if started.elapsed() >= limit {
+                return false;
+            }
+            std::thread::sleep(IDLE_POLL);
+        }
+    }
+
     /// Operations that wait.
     pub(crate) fn queued(&self) -> usize {
         self.queue.lock().jobs.len()
@@ -322,7 +342,7 @@ impl Executor {
                 ))
             }
             Err(error) => {
-                operand.lose();
+                operand.lose(status.generation());
                 self.recorder.failed(seq, Instant::now());
                 let first = status.fail(error);
                 status.announce();

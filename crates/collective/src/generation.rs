@@ -28,7 +28,7 @@ use std::time::Duration;
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Generation, JobPage};
 
-use crate::bootstrap::{self, Succession};
+use crate::bootstrap::{self, KeptMemory, Succession};
 use crate::error::Error;
 use crate::flight::{Flight, Formation, Identity, Membership};
 use crate::group::ProcessGroup;
@@ -223,6 +223,7 @@ impl ProcessGroup {
     fn await_successor(&self, store: &str) -> Result<Self, Error> {
         let status = &self.member().status;
         let (page, slot) = (self.page(), self.slot());
+        let memory = self.kept_memory()?;
         let mut failed = status.generation();
         let mut why = status.health().err();
         let mut limit = match self.is_joining() {
@@ -250,6 +251,7 @@ impl ProcessGroup {
                 started: status.started(self.rank()),
                 page,
                 store: generation.store.as_deref().unwrap_or(store),
+                memory: &memory,
             };
             match self.form(&succession) {
                 Ok(group) => {
@@ -330,6 +332,34 @@ impl ProcessGroup {
         self.successor(env, wiring)
     }
 
+    /// The memory that the next generation goes on with. No rank joins that before this has returned, so once it has formed, nobody
+    /// works on the buffers of this one.
+    ///
+    /// *Blocks*: until the operations that were submitted have ended.
+    fn kept_memory(&self) -> Result<KeptMemory, Error> {
+        let member = self.member();
+        let Some(arena) = member.allocator.arena() else {
+            return Ok(KeptMemory::default());
+        };
+        if !member.executor.is_idle_within(self.timeout()) {
+            return Err(Error::NoRecovery {
+                reason: "an operation of this rank does not end",
+            });
+        }
+        Ok(KeptMemory {
+            own: Some(arena.clone()),
+            mapped: member.p2p.mapped().cloned().collect(),
+        })
+    }
+
+    /// Gives free memory that this group has from the generation before it back to the system. Call it once the group has its own
+    /// buffers: until then they find the pages in place.
+    pub fn trim(&self) {
+        if let Some(arena) = self.member().allocator.arena() {
+            arena.trim();
+        }
+    }
+
     /// How long ranks wait for their launcher, beside an operation's timeout.
     fn patience(&self) -> Duration {
         let timeout = self.member().options.timeout.max(self.timeout());
@@ -355,6 +385,7 @@ mod tests {
     use paceline_rendezvous::token::Token;
 
     use super::*;
+    use crate::async_calls::AllReduce;
     use crate::element::ReduceOp;
     use crate::options::Transport;
 
@@ -632,6 +663,58 @@ mod tests {
             let error = group.next_generation().unwrap_err();
             let says = "the launcher ended the job: too few are left";
             assert_eq!(error.to_string(), says);
+        });
+    }
+
+    #[test]
+    fn the_next_generation_works_on_the_memory_of_this_one() {
+        const LEN: usize = 200 << 10;
+        let sum = || AllReduce {
+            op: ReduceOp::Sum,
+            tree: None,
+            len: LEN,
+            bucket: None,
+            step: 0,
+        };
+        launched(3, Transport::Shm, |page, group| {
+            assert!(group.declare_recovery());
+            let started = group.rank();
+            let arena = group.member().allocator.arena().unwrap().clone();
+            let mut kept = group.buffer::<f32>(10).unwrap();
+            kept.fill(started as f32);
+            group.barrier().unwrap();
+            if started == 1 {
+                page.end_generation(0, 1);
+                page.publish_generation(&[0, 2]);
+                return;
+            }
+            // The memory of an operation that failed belongs to its peers until they have all left it.
+            let lost = group.buffer::<f32>(LEN).unwrap();
+            group.all_reduce_async(lost, sum()).wait().unwrap_err();
+            assert!(group.buffer::<f32>(LEN).is_err());
+            let next = group.next_generation().unwrap();
+            assert!(Arc::ptr_eq(
+                next.member().allocator.arena().unwrap(),
+                &arena
+            ));
+            let known = group.member().p2p.mapped();
+            let known: Vec<_> = known.map(Arc::as_ptr).collect();
+            assert!(
+                next.member()
+                    .p2p
+                    .mapped()
+                    .all(|arena| known.contains(&Arc::as_ptr(arena)))
+            );
+            drop(group);
+            let mut buffer = next.buffer::<f32>(LEN).unwrap();
+            assert!(buffer.iter().all(|value| *value == 0.0));
+            buffer.fill(started as f32);
+            let sums = next.all_reduce_async(buffer, sum()).wait().unwrap();
+            assert!(sums.buffer.iter().all(|sum| *sum == 2.0));
+            assert!(kept.iter().all(|value| *value == started as f32));
+            drop((sums, kept));
+            next.trim();
+            assert_eq!(arena.report().used, 0);
         });
     }
 

@@ -19,7 +19,7 @@ use crate::socket::{Socket, Within};
 
 /// Travels with the descriptors: ancillary data needs a byte to ride on, and a magic shows a peer out of step.
 const MAGIC: [u8; 8] = *b"PACEFDS1";
-/// A segment, and for some peers the job page.
+/// A segment, and with it either an earlier generation's arena or the job page.
 pub(crate) const FDS_MAX: usize = 2;
 
 /// Sends descriptors; the peer gets duplicates.

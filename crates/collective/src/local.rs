@@ -7,7 +7,7 @@ use paceline_rendezvous::page::JobPage;
 use crate::bootstrap;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::memory::{Allocator, Arena, Segment, segment_bytes};
+use crate::memory::{Allocator, Arena, Segment, Shown, segment_bytes};
 use crate::message::Message;
 use crate::options::GroupOptions;
 use crate::p2p::PointToPoint;
@@ -59,16 +59,17 @@ pub(crate) fn wire(
         .collect::<Result<Vec<_>, _>>()?;
     let allocators: Vec<Allocator> = segments
         .iter()
-        .map(|segment| Allocator::Arena(Arena::new(segment.clone())))
+        .map(|segment| Allocator::Arena(Arena::new(segment.clone(), statuses[0].generation())))
         .collect();
     let p2p = PointToPoint::local(&statuses, options.timeout, &allocators, &segments);
+    let shown: Vec<Shown> = segments.into_iter().map(Shown::whole).collect();
     let hub = Arc::new(Hub::new(statuses.clone()));
     let world = statuses.len();
     let wirings = p2p.into_iter().enumerate().map(|(rank, p2p)| {
         let status = &statuses[rank];
         let peers = statuses.iter().map(Arc::downgrade).collect();
         status.set_courier(Box::new(Calls { rank, peers }));
-        let team = Team::new(rank, world, (0..world).collect(), segments.clone());
+        let team = Team::new(rank, world, (0..world).collect(), shown.clone());
         status.add_waiters(team.waiters());
         Wiring {
             transport: "local",

@@ -9,7 +9,7 @@ mod usage;
 pub(crate) use arena::Arena;
 pub(crate) use operand::Operand;
 pub(crate) use region::{Home, Region};
-pub(crate) use segment::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, segment_bytes};
+pub(crate) use segment::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, Shown, segment_bytes};
 pub(crate) use usage::Gauges;
 pub use usage::{ArenaReport, Share};
 
@@ -32,6 +32,14 @@ impl Allocator {
         match self {
             Self::Heap => Region::heap(bytes),
             Self::Arena(arena) => Arena::allocate(arena, bytes),
+        }
+    }
+
+    /// The memory itself, if others map it.
+    pub(crate) fn arena(&self) -> Option<&Arc<Arena>> {
+        match self {
+            Self::Heap => None,
+            Self::Arena(arena) => Some(arena),
         }
     }
 

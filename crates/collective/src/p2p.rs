@@ -204,6 +204,11 @@ impl PointToPoint {
         (sent, received)
     }
 
+    /// The arenas that this rank maps, its own among them.
+    pub(crate) fn mapped(&self) -> impl Iterator<Item = &Arc<Segment>> {
+        self.segments.iter().flatten()
+    }
+
     /// The segment of a rank whose memory this rank maps.
     fn segment(&self, rank: usize) -> Option<&Arc<Segment>> {
         self.segments.get(rank)?.as_ref()
@@ -425,7 +430,7 @@ mod tests {
             .collect();
         let allocators = segments
             .iter()
-            .map(|segment| Allocator::Arena(Arena::new(segment.clone())));
+            .map(|segment| Allocator::Arena(Arena::new(segment.clone(), 0)));
         let allocators: Vec<_> = allocators.collect();
         let statuses = [status(0), status(1)];
         PointToPoint::local(&statuses, Duration::from_secs(5), &allocators, &segments)

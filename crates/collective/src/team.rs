@@ -22,7 +22,7 @@ use self::meeting::Meeting;
 use self::protocol::Board;
 use crate::call::{HEADER_WORDS, Header};
 use crate::error::Error;
-use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment};
+use crate::memory::{CELL_WORDS, CONTROL_BYTES, Cell, Segment, Shown};
 use crate::plan::Space;
 use crate::runner::Runner;
 use crate::status::{OpWait, Waiters};
@@ -37,7 +37,7 @@ pub(crate) struct Team {
     me: usize,
     /// The members' ranks, ascending.
     ranks: Vec<usize>,
-    segments: Vec<Arc<Segment>>,
+    shown: Vec<Shown>,
     /// By rank of the group.
     member: Vec<Option<usize>>,
     meeting: Meeting,
@@ -48,13 +48,8 @@ pub(crate) struct Team {
 }
 
 impl Team {
-    /// `segments` are those of `ranks`, which are `rank` and all that share its host, ascending.
-    pub(crate) fn new(
-        rank: usize,
-        world: usize,
-        ranks: Vec<usize>,
-        segments: Vec<Arc<Segment>>,
-    ) -> Self {
+    /// `shown` is the memory of `ranks`, which are `rank` and all that share its host, ascending.
+    pub(crate) fn new(rank: usize, world: usize, ranks: Vec<usize>, shown: Vec<Shown>) -> Self {
         let me = ranks.partition_point(|other| *other < rank);
         let mut member = vec![None; world];
         for (index, rank) in ranks.iter().enumerate() {
@@ -64,7 +59,7 @@ impl Team {
         Self {
             me,
             ranks,
-            segments,
+            shown,
             member,
             meeting,
             operations: Counter::new(0),
@@ -80,7 +75,7 @@ impl Team {
 
     /// Where this rank's failure wakes those of its threads that wait for the others.
     pub(crate) fn waiters(&self) -> Box<dyn Waiters> {
-        Box::new(Bell(self.segments[0].clone()))
+        Box::new(Bell(self.shown[0].control.clone()))
     }
 
     pub(crate) fn has(&self, rank: usize) -> bool {
@@ -206,7 +201,7 @@ impl Team {
             Space::Out | Space::Temp => HEADER_WORDS + 1,
         };
         let offset = self.cell(member).words[word].load(Ordering::Relaxed);
-        let segment = &self.segments[member];
+        let segment = &self.shown[member].arena;
         let end = offset.checked_add(bytes as u64);
         let inside =
             offset >= CONTROL_BYTES as u64 && end.is_some_and(|end| end <= segment.bytes() as u64);
@@ -226,7 +221,7 @@ impl Team {
     }
 
     fn cell(&self, member: usize) -> &Cell {
-        &self.segments[member].control().cells[self.operations.get() % 2]
+        &self.shown[member].control.control().cells[self.operations.get() % 2]
     }
 }
 
@@ -252,11 +247,11 @@ impl Board for Team {
     }
 
     fn bell(&self) -> &AtomicU32 {
-        &self.segments[0].control().bell
+        &self.shown[0].control.control().bell
     }
 
     fn sleepers(&self) -> &AtomicU32 {
-        &self.segments[0].control().sleepers
+        &self.shown[0].control.control().sleepers
     }
 }
 

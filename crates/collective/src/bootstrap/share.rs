@@ -14,7 +14,7 @@ use super::swap::{Swap, lost};
 use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, P2P};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::memory::{Allocator, Arena, Segment, segment_bytes};
+use crate::memory::{Allocator, Arena, Segment, Shown, segment_bytes};
 use crate::mesh::Connections;
 use crate::options::Transport;
 use crate::plan::Hosts;
@@ -31,14 +31,14 @@ pub(super) struct Prepared<'a> {
     listener: &'a Listener,
     /// Connections to the lower ones of them, by rank.
     dialed: Vec<Option<Socket>>,
-    segment: Arc<Segment>,
+    shown: Shown,
 }
 
 /// What a rank shares with those of its host.
 struct Shared {
     team: Vec<usize>,
     /// In the team's order.
-    segments: Vec<Arc<Segment>>,
+    shown: Vec<Shown>,
     connections: Connections,
     status: Arc<Status>,
     allocator: Allocator,
@@ -121,9 +121,15 @@ impl Forming<'_> {
         let Some(listener) = listener else {
             return unable("does not listen".into());
         };
-        let segment = match Segment::create(segment_bytes(self.options.arena_bytes)) {
+        let arena = self.kept_arena();
+        let bytes = arena.map_or_else(|| segment_bytes(self.options.arena_bytes), |_| 0);
+        let control = match Segment::create(bytes) {
             Ok(segment) => Arc::new(segment),
             Err(error) => return unable(format!("cannot create shared memory: {error}")),
+        };
+        let shown = Shown {
+            arena: arena.map_or_else(|| control.clone(), |arena| arena.segment().clone()),
+            control,
         };
         let rank = self.env.rank;
         let team: Vec<usize> = hosts.ranks(hosts.host(rank)).collect();
@@ -159,7 +165,7 @@ impl Forming<'_> {
             team,
             listener,
             dialed,
-            segment,
+            shown,
         };
         (reach, Some(prepared))
     }
@@ -203,8 +209,8 @@ impl Forming<'_> {
         sockets: (Vec<Option<Socket>>, Vec<Option<Socket>>),
     ) -> Result<Wiring, Error> {
         let mut by_rank = vec![None; self.env.world];
-        for (rank, segment) in shared.team.into_iter().zip(shared.segments) {
-            by_rank[rank] = Some(segment);
+        for (rank, shown) in shared.team.into_iter().zip(shared.shown) {
+            by_rank[rank] = Some(shown.arena);
         }
         let memory = (shared.allocator, by_rank);
         self.wiring(transport, shared.status, engine, hosts, memory, sockets)
@@ -218,11 +224,11 @@ impl Forming<'_> {
         lanes: usize,
         prepared: Prepared<'_>,
     ) -> Result<Shared, Error> {
-        let (connections, team, segment) = self.meet(records, lanes, prepared)?;
+        let (connections, team, own) = self.meet(records, lanes, prepared)?;
         // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
         // are doing.
-        let no_launcher =
-            self.subgroup.is_none() && team.iter().all(|rank| records[*rank].page.is_none());
+        let is_first = self.subgroup.is_none() && self.succession.is_none();
+        let no_launcher = is_first && team.iter().all(|rank| records[*rank].page.is_none());
         let made = match no_launcher && me.rank == team[0] {
             true => Some(JobPage::create_memfd(team.len()).map_err(Arc::new)?),
             false => None,
@@ -233,7 +239,7 @@ impl Forming<'_> {
             team: &team,
             sockets: &connections[MESSAGES],
         };
-        let (segments, received) = swap.run(&segment, made.as_ref())?;
+        let (shown, received) = swap.run(&own, made.as_ref())?;
         let (page, peers) = match made.or(received).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
                 let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
@@ -244,13 +250,25 @@ impl Forming<'_> {
                 self.peers(records, |peer| shared_slot(me, peer)),
             ),
         };
+        let arena = match self.kept_arena() {
+            Some(arena) => {
+                arena.succeed(self.generation());
+                arena.clone()
+            }
+            None => Arena::new(own.arena, self.generation()),
+        };
         Ok(Shared {
             team,
-            segments,
+            shown,
             connections,
             status: self.status(page, peers),
-            allocator: Allocator::Arena(Arena::new(segment)),
+            allocator: Allocator::Arena(arena),
         })
+    }
+
+    /// This rank's arena in the generation before.
+    fn kept_arena(&self) -> Option<&'_ Arc<Arena>> {
+        self.succession?.memory.own.as_ref()
     }
 
     /// Connects the ranks of this host.
@@ -259,12 +277,12 @@ impl Forming<'_> {
         records: &[Record],
         lanes: usize,
         prepared: Prepared<'_>,
-    ) -> Result<(Connections, Vec<usize>, Arc<Segment>), Error> {
+    ) -> Result<(Connections, Vec<usize>, Shown), Error> {
         let Prepared {
             team,
             listener,
             mut dialed,
-            segment,
+            shown,
         } = prepared;
         let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
         let lanes: Vec<usize> = (0..self.env.world).map(lanes).collect();
@@ -278,7 +296,7 @@ impl Forming<'_> {
                 Some(address::dial_unix(name).map_err(|error| error.to_string()))
             }
         })?;
-        Ok((connections, team, segment))
+        Ok((connections, team, shown))
     }
 }
 
@@ -308,7 +326,7 @@ impl Prepared<'_> {
 
 impl Shared {
     fn engine(&self, me: &Record, cores: usize, streams: Option<Streams>) -> Engine {
-        let team = Team::new(me.rank, me.world, self.team.clone(), self.segments.clone());
+        let team = Team::new(me.rank, me.world, self.team.clone(), self.shown.clone());
         self.status.add_waiters(team.waiters());
         Engine::new(
             me.rank,

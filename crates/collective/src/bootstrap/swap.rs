@@ -12,7 +12,7 @@ use super::record::{END_TIMEOUT, Record};
 use super::{Forming, SLICE};
 use crate::error::Error;
 use crate::handover;
-use crate::memory::Segment;
+use crate::memory::{Segment, Shown};
 use crate::mesh::Advice;
 use crate::socket::{Socket, poll_sockets, present};
 
@@ -26,8 +26,8 @@ pub(super) struct Swap<'a> {
     pub(super) sockets: &'a [Option<Socket>],
 }
 
-/// The segments of a host in the team's order, and the page that its first rank has made.
-pub(super) type Swapped = (Vec<Arc<Segment>>, Option<JobPage>);
+/// The memory of a host's ranks in the team's order, and the page that its first rank has made.
+pub(super) type Swapped = (Vec<Shown>, Option<JobPage>);
 
 /// Why descriptors could not be swapped.
 enum Failure {
@@ -46,12 +46,12 @@ impl<E: Into<Error>> From<E> for Failure {
 }
 
 impl Swap<'_> {
-    /// Gives every rank of the team this rank's segment (its first one also the page it made) and takes theirs.
+    /// Gives every rank of the team this rank's memory (its first one also the page it made) and takes theirs.
     ///
     /// *Errors*: the first cause that this rank can hear of, and the others hear of it before their connections end.
-    pub(super) fn run(&self, own: &Arc<Segment>, page: Option<&JobPage>) -> Result<Swapped, Error> {
+    pub(super) fn run(&self, own: &Shown, page: Option<&JobPage>) -> Result<Swapped, Error> {
         let page_fd = page.and_then(handover::page_fd);
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(own.fd()).chain(page_fd).collect();
+        let fds: Vec<BorrowedFd<'_>> = own.fds().chain(page_fd).collect();
         // Small messages: all are sent before any is waited for, so nobody waits in a circle.
         self.send(&fds)
             .and_then(|()| self.receive(own))
@@ -70,9 +70,9 @@ impl Swap<'_> {
         failed.map_or(Ok(()), Err)
     }
 
-    fn receive(&self, own: &Arc<Segment>) -> Result<Swapped, Failure> {
-        let mut segments: Vec<Option<Arc<Segment>>> = vec![None; self.sockets.len()];
-        segments[self.forming.env.rank] = Some(own.clone());
+    fn receive(&self, own: &Shown) -> Result<Swapped, Failure> {
+        let mut shown: Vec<Option<Shown>> = vec![None; self.sockets.len()];
+        shown[self.forming.env.rank] = Some(own.clone());
         let mut page = None;
         let mut pending: Vec<(usize, &Socket)> = self.peers().collect();
         while !pending.is_empty() {
@@ -89,8 +89,8 @@ impl Swap<'_> {
             for ((peer, socket), _) in pending.iter().zip(&ready).filter(|(_, ready)| **ready) {
                 match self.take(*peer, socket, Instant::now() + END_TIMEOUT) {
                     Ok(fds) => {
-                        let (segment, made) = self.open(*peer, fds)?;
-                        segments[*peer] = Some(segment);
+                        let (memory, made) = self.open(*peer, fds)?;
+                        shown[*peer] = Some(memory);
                         page = page.or(made);
                     }
                     // A notice counts at once. The end of a connection may be due to a notice that is still to be read.
@@ -101,9 +101,9 @@ impl Swap<'_> {
                 }
             }
             ended.map_or(Ok(()), Err)?;
-            pending.retain(|(peer, _)| segments[*peer].is_none());
+            pending.retain(|(peer, _)| shown[*peer].is_none());
         }
-        Ok((segments.into_iter().flatten().collect(), page))
+        Ok((shown.into_iter().flatten().collect(), page))
     }
 
     /// What a peer has sent: descriptors, or why it gives up.
@@ -121,22 +121,27 @@ impl Swap<'_> {
         })
     }
 
-    fn open(
-        &self,
-        peer: usize,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Arc<Segment>, Option<JobPage>), Error> {
+    fn open(&self, peer: usize, fds: Vec<OwnedFd>) -> Result<(Shown, Option<JobPage>), Error> {
         let mut fds = fds.into_iter();
         let segment = match fds.next() {
             Some(fd) => Segment::open(fd),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         };
         let segment = segment.map_err(|error| self.unshared(peer, &error))?;
+        let mut shown = Shown::whole(Arc::new(segment));
+        if let Some(succession) = self.forming.succession {
+            // All have a page by now.
+            if let Some(fd) = fds.next() {
+                let arena = succession.memory.open(fd);
+                shown.arena = arena.map_err(|error| self.unshared(peer, &error))?;
+            }
+            return Ok((shown, None));
+        }
         let page = match fds.next().filter(|_| peer == self.team[0]) {
             Some(fd) => Some(JobPage::from_fd(fd.as_raw_fd()).map_err(Arc::new)?),
             None => None,
         };
-        Ok((Arc::new(segment), page))
+        Ok((shown, page))
     }
 
     /// The first cause. A rank that gives up tells those that are connected to it and leaves a notice in the store, and either

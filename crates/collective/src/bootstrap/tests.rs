@@ -7,7 +7,7 @@ use super::record::hosts;
 use super::swap::{Swap, Swapped, lost};
 use super::*;
 use crate::handover;
-use crate::memory::Segment;
+use crate::memory::Shown;
 use crate::mesh::{Connections, farewell};
 
 /// A job whose ranks have one process, and so one life.
@@ -23,7 +23,7 @@ struct Met<'a> {
     forming: Forming<'a>,
     records: Vec<Record>,
     team: Vec<usize>,
-    segment: Arc<Segment>,
+    shown: Shown,
     connections: Connections,
     _listeners: Listeners,
 }
@@ -84,12 +84,12 @@ impl<'a> Met<'a> {
             .prepare(&records, &hosts, listeners.unix.as_ref())
             .1
             .unwrap();
-        let (connections, team, segment) = forming.meet(&records, 1, prepared).unwrap();
+        let (connections, team, shown) = forming.meet(&records, 1, prepared).unwrap();
         Self {
             forming,
             records,
             team,
-            segment,
+            shown,
             connections,
             _listeners: listeners,
         }
@@ -106,7 +106,7 @@ impl<'a> Met<'a> {
             team: &self.team,
             sockets: self.links(),
         };
-        swap.run(&self.segment, None)
+        swap.run(&self.shown, None)
     }
 
     /// It waits no longer.
@@ -118,7 +118,7 @@ impl<'a> Met<'a> {
     /// Hands over its memory and hears nothing.
     fn send(&self) {
         for socket in self.links().iter().flatten() {
-            handover::send(socket, &[self.segment.fd()], self.forming.deadline).unwrap();
+            handover::send(socket, &[self.shown.control.fd()], self.forming.deadline).unwrap();
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::region::Region;
+use super::region::{Lost, Region};
 use super::segment::{CONTROL_BYTES, Segment};
 use super::usage::ArenaReport;
 use crate::error::Error;
@@ -18,7 +18,7 @@ const GRAIN_BYTES: usize = 4096;
 /// From this size on, memory given back leaves the process at once; smaller ranges stay for the next buffer.
 const PUNCH_BYTES_MIN: usize = 256 << 10;
 
-/// The allocator of one rank's own segment.
+/// The allocator of one rank's own segment, in all generations of its group.
 #[derive(Debug)]
 pub(crate) struct Arena {
     segment: Arc<Segment>,
@@ -26,32 +26,70 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn new(segment: Arc<Segment>) -> Arc<Self> {
-        let free = FreeList::new(CONTROL_BYTES, segment.bytes() - CONTROL_BYTES);
+    /// For a group of this generation.
+    pub(crate) fn new(segment: Arc<Segment>, generation: u32) -> Arc<Self> {
+        let mut free = FreeList::new(CONTROL_BYTES, segment.bytes() - CONTROL_BYTES);
+        free.generation = generation;
         Arc::new(Self {
             segment,
             free: Mutex::new(free),
         })
     }
 
+    pub(crate) fn segment(&self) -> &Arc<Segment> {
+        &self.segment
+    }
+
+    /// Serves a later generation, whose ranks have ended all operations of the one before: memory that failed operations have
+    /// [lost](Region::lose) is free again. Until [`trim`](Self::trim), memory given back stays in the process: the next buffers are
+    /// about as large.
+    pub(crate) fn succeed(&self, generation: u32) {
+        let mut free = self.free.lock();
+        free.generation = generation;
+        free.keeps = true;
+        for (offset, span) in std::mem::take(&mut free.lost) {
+            free.put(offset, span);
+        }
+    }
+
+    /// Gives what is free back to the system, after [`succeed`](Self::succeed).
+    pub(crate) fn trim(&self) {
+        let mut free = self.free.lock();
+        if !std::mem::take(&mut free.keeps) {
+            return;
+        }
+        for (offset, span) in &free.ranges {
+            let used = free.used_below.saturating_sub(*offset).min(*span);
+            if used >= PUNCH_BYTES_MIN {
+                self.segment.punch(*offset, used);
+            }
+        }
+    }
+
+    /// How memory is lost to an operation of a group of this generation.
+    pub(super) fn loss(&self, generation: u32) -> Lost {
+        match self.free.lock().generation == generation {
+            true => Lost::In(generation),
+            // Its ranks may have gone on without the end of this operation.
+            false => Lost::Forever,
+        }
+    }
+
     /// A zeroed region of the arena.
     ///
     /// Zeroing also brings the pages in on the owner's side, so that no peer takes the faults in an operation.
     pub(crate) fn allocate(arena: &Arc<Self>, bytes: usize) -> Result<Region, Error> {
-        let Taken {
-            offset,
-            span,
-            is_new,
-        } = arena.take(bytes)?;
+        let Taken { offset, span, old } = arena.take(bytes)?;
         let start = arena.segment.at(offset);
         // Pages that were never used are zeroed by the system. One call for all of them saves a third of the time of a fault each.
-        let is_zero = is_new && arena.segment.populate(offset, span);
+        let written = match arena.segment.populate(offset + old, span - old) {
+            true => bytes.min(old),
+            false => bytes,
+        };
         // SAFETY: the free list handed out `span` bytes at `offset` inside the segment, page aligned and used by
         // nobody else; the region keeps the arena and with it the mapping alive.
         unsafe {
-            if !is_zero {
-                start.write_bytes(0, bytes);
-            }
+            start.write_bytes(0, written);
             Ok(Region::of_arena(start, bytes, arena.clone(), offset, span))
         }
     }
@@ -88,20 +126,25 @@ impl Arena {
             .ok_or_else(|| full(0))?;
         let mut free = self.free.lock();
         let offset = free.take(span).ok_or_else(|| full(free.used))?;
-        let is_new = offset >= free.used_below;
+        let old = free.used_below.saturating_sub(offset).min(span);
         free.used_below = free.used_below.max(offset + span);
-        Ok(Taken {
-            offset,
-            span,
-            is_new,
-        })
+        Ok(Taken { offset, span, old })
     }
 
     pub(super) fn give_back(&self, offset: usize, span: usize) {
-        if span >= PUNCH_BYTES_MIN {
+        if span >= PUNCH_BYTES_MIN && !self.free.lock().keeps {
             self.segment.punch(offset, span);
         }
         self.free.lock().put(offset, span);
+    }
+
+    /// Takes back memory that an operation of this generation has lost, once the next generation is there.
+    pub(super) fn set_aside(&self, offset: usize, span: usize, generation: u32) {
+        let mut free = self.free.lock();
+        match generation == free.generation {
+            true => free.lost.push((offset, span)),
+            false => free.put(offset, span),
+        }
     }
 }
 
@@ -109,8 +152,8 @@ impl Arena {
 struct Taken {
     offset: usize,
     span: usize,
-    /// No part of it has been dealt out before.
-    is_new: bool,
+    /// Bytes at its beginning that may have been dealt out before.
+    old: usize,
 }
 
 /// Free ranges by their first byte; neighbours are always joined.
@@ -122,6 +165,12 @@ struct FreeList {
     peak: usize,
     /// Where the memory that was never dealt out begins.
     used_below: usize,
+    /// Ranges that peers may still write to.
+    lost: Vec<(usize, usize)>,
+    /// The newest one of the groups that it serves.
+    generation: u32,
+    /// Large ranges stay in the process too.
+    keeps: bool,
 }
 
 impl FreeList {
@@ -131,6 +180,9 @@ impl FreeList {
             used: 0,
             peak: 0,
             used_below: 0,
+            lost: Vec::new(),
+            generation: 0,
+            keeps: false,
         }
     }
 
@@ -176,7 +228,7 @@ mod tests {
     use super::*;
 
     fn arena(bytes: usize) -> Arc<Arena> {
-        Arena::new(Arc::new(Segment::create(bytes).unwrap()))
+        Arena::new(Arc::new(Segment::create(bytes).unwrap()), 0)
     }
 
     #[test]
@@ -231,12 +283,61 @@ mod tests {
     }
 
     #[test]
-    fn lost_memory_is_never_used_again() {
-        let arena = arena(2 * GRAIN_BYTES);
-        let mut region = Arena::allocate(&arena, GRAIN_BYTES).unwrap();
-        region.lose();
-        drop(region);
-        assert!(Arena::allocate(&arena, 2 * GRAIN_BYTES).is_err());
+    fn lost_memory_is_used_again_in_the_next_generation_only() {
+        let arena = arena(3 * GRAIN_BYTES);
+        let all = || Arena::allocate(&arena, 3 * GRAIN_BYTES);
+        let lose = |by| {
+            let mut region = Arena::allocate(&arena, GRAIN_BYTES).unwrap();
+            region.lose(by);
+            region
+        };
+        let held = lose(Some(0));
+        drop(lose(Some(0)));
+        assert!(all().is_err());
+        arena.succeed(1);
+        // One of the ranges is still in the hands of a ticket.
+        assert!(all().is_err());
+        drop(held);
+        drop(all().unwrap());
+    }
+
+    #[test]
+    fn memory_lost_to_an_earlier_group_or_a_message_is_never_used_again() {
+        for by in [None, Some(0)] {
+            let arena = arena(2 * GRAIN_BYTES);
+            arena.succeed(1);
+            let mut region = Arena::allocate(&arena, GRAIN_BYTES).unwrap();
+            region.lose(by);
+            drop(region);
+            arena.succeed(2);
+            assert!(Arena::allocate(&arena, 2 * GRAIN_BYTES).is_err());
+        }
+    }
+
+    #[test]
+    fn the_next_generation_finds_the_pages_in_place() {
+        let arena = arena(4 << 20);
+        let bytes = 1 << 20;
+        let resident = |arena: &Arena| {
+            let stat = rustix::fs::fstat(arena.segment.fd()).unwrap();
+            stat.st_blocks as usize * 512 / bytes
+        };
+        let first = Arena::allocate(&arena, bytes).unwrap();
+        arena.succeed(1);
+        drop(first);
+        assert_eq!(resident(&arena), 1);
+        // More than before: the rest is new.
+        let mut second = Arena::allocate(&arena, 2 * bytes).unwrap();
+        assert!(second.as_slice().iter().all(|byte| *byte == 0));
+        second.as_mut_slice().fill(0xFF);
+        drop(second);
+        let third = Arena::allocate(&arena, bytes).unwrap();
+        assert!(third.as_slice().iter().all(|byte| *byte == 0));
+        assert_eq!(resident(&arena), 2);
+        arena.trim();
+        assert_eq!(resident(&arena), 1);
+        drop(third);
+        assert_eq!(resident(&arena), 0);
     }
 
     proptest! {

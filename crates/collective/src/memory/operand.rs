@@ -101,9 +101,9 @@ impl Operand {
     }
 
     /// Peers may still write to the memory although the operation is over, because it failed.
-    pub(crate) fn lose(&mut self) {
+    pub(crate) fn lose(&mut self, generation: u32) {
         if let Some(region) = &mut self.region {
-            region.lose();
+            region.lose(Some(generation));
         }
     }
 }

@@ -34,9 +34,17 @@ pub(crate) enum Home {
         offset: usize,
         /// Bytes taken from the arena.
         span: usize,
-        /// Set when peers may still write here although the operation is over, because it failed: never used again.
-        lost: bool,
+        lost: Lost,
     },
+}
+
+/// Whether peers may still write here although the operation is over, because it failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lost {
+    No,
+    /// Until the group of this generation has a successor.
+    In(u32),
+    Forever,
 }
 
 // SAFETY: a region owns its bytes like a Vec<u8> does; the pointer is not shared.
@@ -82,7 +90,7 @@ impl Region {
                 arena,
                 offset,
                 span,
-                lost: false,
+                lost: Lost::No,
             },
         }
     }
@@ -109,10 +117,11 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
-    /// Never gives the memory back: a failed operation's peers may not have noticed yet and still write to it.
-    pub(crate) fn lose(&mut self) {
-        if let Home::Arena { lost, .. } = &mut self.home {
-            *lost = true;
+    /// Does not give the memory back: the peers of a failed operation may not have noticed yet, and still use it. They have ended
+    /// the operations of all ranks when a group of the next generation forms; without a generation there is no such moment.
+    pub(crate) fn lose(&mut self, generation: Option<u32>) {
+        if let Home::Arena { lost, arena, .. } = &mut self.home {
+            *lost = generation.map_or(Lost::Forever, |generation| arena.loss(generation));
         }
     }
 }
@@ -122,13 +131,16 @@ impl Drop for Region {
         match &self.home {
             // SAFETY: allocated in `heap` with this layout.
             Home::Heap(layout) => unsafe { dealloc(self.start.as_ptr(), *layout) },
-            Home::Arena { lost: true, .. } => {}
             Home::Arena {
                 arena,
                 offset,
                 span,
-                ..
-            } => arena.give_back(*offset, *span),
+                lost,
+            } => match lost {
+                Lost::No => arena.give_back(*offset, *span),
+                Lost::In(generation) => arena.set_aside(*offset, *span, *generation),
+                Lost::Forever => {}
+            },
         }
     }
 }

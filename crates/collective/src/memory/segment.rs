@@ -16,6 +16,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -89,6 +90,28 @@ const _: () = assert!(std::mem::offset_of!(Control, cells) == 128);
 const _: () = assert!(size_of::<Cell>() == 1152);
 const _: () = assert!(std::mem::offset_of!(Control, bell) == 2432);
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES);
+
+/// What a rank has its host's others map: its control page, new in each generation of the group, and its arena, which stays.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown {
+    pub(crate) control: Arc<Segment>,
+    pub(crate) arena: Arc<Segment>,
+}
+
+impl Shown {
+    /// One segment that has both.
+    pub(crate) fn whole(segment: Arc<Segment>) -> Self {
+        Self {
+            control: segment.clone(),
+            arena: segment,
+        }
+    }
+
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let arena = (!Arc::ptr_eq(&self.control, &self.arena)).then(|| self.arena.fd());
+        std::iter::once(self.control.fd()).chain(arena)
+    }
+}
 
 /// A mapped segment, one's own or a peer's.
 #[derive(Debug)]
@@ -182,6 +205,15 @@ impl Segment {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Whether this is the file of `fd`.
+    pub(crate) fn is(&self, fd: BorrowedFd<'_>) -> bool {
+        let identity = |fd| {
+            let stat = rustix::fs::fstat(fd).ok()?;
+            Some((stat.st_dev, stat.st_ino))
+        };
+        identity(fd).is_some_and(|other| identity(self.fd()) == Some(other))
     }
 
     pub(crate) fn bytes(&self) -> usize {

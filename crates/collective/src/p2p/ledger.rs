@@ -170,7 +170,7 @@ impl Ledger {
             .sent
             .values_mut()
             .filter_map(|sent| sent.region.as_mut());
-        regions.for_each(Region::lose);
+        regions.for_each(|region| region.lose(None));
         self.sent.clear();
         self.held = 0;
     }

@@ -103,7 +103,7 @@ impl Ddp {
                 }
             }
             // New ranks take part in this only with the state.
-            if self.adopt()?.is_some() {
+            if self.adopt()? {
                 return Ok(());
             }
         }

@@ -153,11 +153,14 @@ impl Ddp {
             let Ok(settled) = self.regroup(Place::Within)? else {
                 return Ok(Next::Fail);
             };
-            let Some(reducer) = self.adopt()? else {
+            let borrows = |(completed, _): &(u64, Vec<u8>)| own < *completed;
+            let lent = settled.lent.filter(borrows);
+            let until_now = lent.is_some().then(|| self.reducer.clone());
+            if !self.adopt()? {
                 continue;
-            };
-            return Ok(match settled.lent {
-                Some((completed, result)) if own < completed => Next::Borrow { result, reducer },
+            }
+            return Ok(match (lent, until_now) {
+                (Some((_, result)), Some(reducer)) => Next::Borrow { result, reducer },
                 _ => Next::Repeat,
             });
         }
@@ -208,14 +211,13 @@ impl Ddp {
         }
     }
 
-    /// Deals the shards and the memory of gradients anew, for the group's ranks. Returns the reducer until now, or `None` if
-    /// another rank is lost meanwhile.
+    /// Deals the shards and the memory of gradients anew, for the group's ranks; `false` if another rank is lost meanwhile.
     ///
     /// *Blocks*: on a device, until all ranks have come.
-    pub(super) fn adopt(&mut self) -> Result<Option<Arc<dyn Reducer>>, DdpError> {
+    pub(super) fn adopt(&mut self) -> Result<bool, DdpError> {
         match self.deal_anew() {
-            Ok(until_now) => Ok(Some(until_now)),
-            Err(_) if recovery::is_lost(&self.group) => Ok(None),
+            Ok(()) => Ok(true),
+            Err(_) if recovery::is_lost(&self.group) => Ok(false),
             Err(error) => {
                 self.group.abort(&error.to_string());
                 Err(error)
@@ -223,7 +225,7 @@ impl Ddp {
         }
     }
 
-    fn deal_anew(&mut self) -> Result<Arc<dyn Reducer>, DdpError> {
+    fn deal_anew(&mut self) -> Result<(), DdpError> {
         #[cfg(test)]
         recovery::faults::in_recovery(recovery::faults::Fault::DiesDealing, &self.group);
         let (shards, world) = (self.shard_count(), self.group.world());
@@ -236,9 +238,11 @@ impl Ddp {
         self.undone = 0;
         self.fingerprint.change_group();
         self.restart_pace();
-        let until_now = self.make_reducer(self.plan.clone())?;
+        // The memory of its buckets is free for the next ones.
+        drop(self.make_reducer(self.plan.clone())?);
         self.reducer.reserve()?;
-        Ok(until_now)
+        self.group.trim();
+        Ok(())
     }
 }
 
