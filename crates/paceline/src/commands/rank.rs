@@ -13,7 +13,7 @@ use paceline_train::run_dir::has_checkpoint;
 use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
 
-use super::train::{Prepared, prepare};
+use super::train::{Prepared, SETTINGS, prepare};
 use super::{failed, wrong_settings};
 use crate::cli::WorkerArgs;
 use paceline_cli::exit::{Exit, Failure};
@@ -31,13 +31,15 @@ fn read_place() -> Result<WorkerEnv, Failure> {
 }
 
 /// The shape of the job that a rank of this place belongs to.
-pub(crate) fn shape(place: &WorkerEnv) -> JobShape {
+pub(crate) fn shape(place: &WorkerEnv, given: &Given) -> JobShape {
     let recovers_live = JobPage::for_worker(place).is_ok_and(|page| page.recovers());
+    // Ranks that cannot be replaced are better started again, all of them.
+    let can_replace = place.node_count == 1 && given.run_dir().is_some();
+    let replaces = place.max_restarts == 0 || can_replace;
     JobShape {
         world: place.world,
         local_world: place.local_world,
-        // Ranks that cannot be replaced are better started again, all of them.
-        recovers_live: recovers_live && place.max_restarts == 0,
+        recovers_live: recovers_live && replaces,
     }
 }
 
@@ -89,19 +91,19 @@ struct Start {
 /// *Errors*: settings or data that cannot be used, and any failure of the rank.
 pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Result<Exit, Failure> {
     let surroundings = Surroundings {
-        job: Some(shape(&place)),
+        job: Some(shape(&place, &given)),
         ..Surroundings::of_process()
     };
     if place.restart_count > 0 {
         given.resume_own_run();
     }
-    if place.replacement > 0 {
-        let why = "a rank of `paceline train` under another launcher cannot be replaced: rank 0 alone knows the run directory";
-        let hint = "start the job with `paceline train --nproc-per-node N --recovery live`";
-        return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
-    }
     let cores = place.cores() / place.local_world;
     let (transport, timeout) = given.joining();
+    if place.replacement > 0 {
+        let resolved = settings_of_run(&given)?;
+        let group = join(place, transport, timeout)?;
+        return train_on(&resolved, cores, group, output);
+    }
     let group = join(place, transport, timeout)?;
     let rank = group.rank();
     let mut prepared = None;
@@ -127,7 +129,31 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
             (resolved, None)
         }
     };
-    let config = resolved.config();
+    train_on(&resolved, cores, group, output)
+}
+
+/// The settings that rank 0 has resolved for the job that this process joins.
+///
+/// *Errors*: the run directory is not named, or not on this host.
+fn settings_of_run(given: &Given) -> Result<Resolved, Failure> {
+    let Some(run_dir) = given.run_dir() else {
+        let why = "a rank of `paceline train` under another launcher can only be replaced in a run directory that is named: this one is \
+                   known to rank 0 alone";
+        let hint = "add --run-dir, or start the job with `paceline train --nproc-per-node N`";
+        return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
+    };
+    let saved = FileText::read(&run_dir.join(SETTINGS)).map_err(wrong_settings)?;
+    Resolved::from_saved(&saved).map_err(wrong_settings)
+}
+
+/// Trains with `cores` for each rank of this host, unless the settings or the environment say how many threads.
+fn train_on(
+    resolved: &Resolved,
+    cores: usize,
+    group: ProcessGroup,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let (config, rank) = (resolved.config(), group.rank());
     let is_said = config.threads_per_rank > 0;
     if is_said || std::env::var_os("RAYON_NUM_THREADS").is_none() {
         let threads = if is_said {

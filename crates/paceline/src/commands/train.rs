@@ -28,7 +28,7 @@ use paceline_cli::usage::{Summary, UsageArgs};
 /// Folder for runs without `--run-dir`.
 pub(super) const RUNS: &str = "runs";
 /// File of resolved settings in a run directory.
-const SETTINGS: &str = "config.toml";
+pub(super) const SETTINGS: &str = "config.toml";
 
 /// Trains, or only explains the settings. A process that is a rank of a job trains as that rank; any other process starts
 /// ranks.
@@ -40,7 +40,7 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
     if args.explain {
         let is_silent = place.as_ref().is_some_and(|place| place.rank != 0);
         let surroundings = Surroundings {
-            job: place.as_ref().map(rank::shape),
+            job: place.as_ref().map(|place| rank::shape(place, &given)),
             ..Surroundings::of_process()
         };
         let (resolved, _) = resolve(given, &surroundings)?;

@@ -229,7 +229,7 @@ fn ranks_that_paceline_run_starts_again_go_on_with_their_run() {
     for resume in ["--resume auto ", ""] {
         let folder = tempdir().expect("a folder");
         let line = format!(
-            "run --nproc-per-node 2 --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
+            "run --nproc-per-node 2 --recovery restart --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
         );
         let job = start(folder.path(), &line);
         job.has_printed("[rank 0] epoch 1/2");

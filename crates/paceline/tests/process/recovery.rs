@@ -10,7 +10,9 @@ use rustix::process::{
 };
 use tempfile::tempdir;
 
-use super::support::{LIMIT, Running, checkpoints, example, metrics, paceline, start, steps};
+use super::support::{
+    LIMIT, PACELINE, Running, checkpoints, example, metrics, paceline, start, steps,
+};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
@@ -203,6 +205,19 @@ fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
         let says = ["SIGKILL", "; 4 ranks go on"];
         assert_whole(folder.path(), job, &says, &hash, &case);
     }
+}
+
+#[test]
+fn ranks_under_another_launcher_are_replaced_in_a_run_directory_that_is_named() {
+    let folder = tempdir().expect("a folder");
+    let hash = undisturbed(folder.path());
+    let run = "run --nproc-per-node 4 --max-restarts 2";
+    let line = format!("{run} {PACELINE} train --run-dir run {JOB} {LONG}");
+    let job = start(folder.path(), &line);
+    job.has_printed("[rank 0] epoch 1/3");
+    lose(&job, &[0, 2], Signal::KILL);
+    job.has_complained_of(JOINS, 2);
+    assert_whole(folder.path(), job, &["; 4 ranks go on"], &hash, "run");
 }
 
 #[test]

@@ -174,6 +174,12 @@ impl Given {
         (transport.to_owned(), timeout)
     }
 
+    /// The run directory, if it is named.
+    #[must_use]
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.settings.path("run_dir")
+    }
+
     /// Sets the folder of a new run instead of a generated one.
     pub fn use_run_dir(&mut self, folder: &Path) {
         let setting = Setting::new(Value::Path(folder.to_owned()), Source::Launcher);
@@ -182,7 +188,7 @@ impl Given {
 
     /// Resumes the run in the named directory if it holds a checkpoint. For a restarted job it is its own run.
     pub fn resume_own_run(&mut self) {
-        if self.resume() == ResumeTarget::No && self.settings.path("run_dir").is_some() {
+        if self.resume() == ResumeTarget::No && self.run_dir().is_some() {
             let setting = Setting::new("auto".into(), Source::Launcher);
             self.settings.set("resume", setting);
         }
@@ -191,7 +197,7 @@ impl Given {
     /// The run to resume.
     #[must_use]
     pub fn resume(&self) -> ResumeTarget {
-        let run_dir = || self.settings.path("run_dir");
+        let run_dir = || self.run_dir();
         if let Some(url) = url(&self.settings) {
             return ResumeTarget::At(url, run_dir().map(Path::to_owned));
         }
