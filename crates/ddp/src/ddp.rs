@@ -394,8 +394,8 @@ impl Ddp {
         Ok((ddp, model))
     }
 
-    /// Gives this rank's gradients other buckets, or the same ones in another group. Returns the reducer until now.
-    fn make_reducer(&mut self, plan: Arc<BucketPlan>) -> Result<Arc<dyn Reducer>, DdpError> {
+    /// Gives this rank's gradients other buckets, or the same ones in another group.
+    fn make_reducer(&mut self, plan: Arc<BucketPlan>) -> Result<(), DdpError> {
         let setup = Setup {
             group: self.group.clone(),
             plan,
@@ -408,12 +408,14 @@ impl Ddp {
             recorder: self.recorder.clone(),
         };
         let made = (self.make)(&self.device, setup)?;
-        Ok(self.replace_reducer(made))
+        self.replace_reducer(made)
     }
 
-    pub(crate) fn replace_reducer(&mut self, reducer: Arc<dyn Reducer>) -> Arc<dyn Reducer> {
+    /// The memory of the buckets until now serves the new ones, unless somebody still has the reducer until now.
+    fn replace_reducer(&mut self, reducer: Arc<dyn Reducer>) -> Result<(), DdpError> {
         self.sink = reducer.clone();
-        std::mem::replace(&mut self.reducer, reducer)
+        self.reducer = reducer;
+        self.reducer.reserve()
     }
 
     pub(crate) fn parameters(&self) -> &[Entry] {

@@ -56,8 +56,7 @@ impl Ddp {
             return Ok(());
         }
         let plan = Arc::new(plan);
-        drop(self.make_reducer(plan.clone())?);
-        self.reducer.reserve()?;
+        self.make_reducer(plan.clone())?;
         self.plan = plan;
         self.tokens.reorder(&order);
         self.order = order;

@@ -238,9 +238,7 @@ impl Ddp {
         self.undone = 0;
         self.fingerprint.change_group();
         self.restart_pace();
-        // The memory of its buckets is free for the next ones.
-        drop(self.make_reducer(self.plan.clone())?);
-        self.reducer.reserve()?;
+        self.make_reducer(self.plan.clone())?;
         self.group.trim();
         Ok(())
     }

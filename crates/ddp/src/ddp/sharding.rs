@@ -63,9 +63,7 @@ impl Ddp {
             Some(dealt) => dealt,
             None => (self.make)(&self.device, setup)?,
         };
-        // The memory of the buckets until now serves the new ones.
-        drop(self.replace_reducer(reducer.clone()));
-        reducer.reserve()?;
+        self.replace_reducer(reducer.clone())?;
         self.shares = Some(shares.clone());
         if stage.shards_parameters() {
             let gathers = self.group.split(Some(0), 0)?;
