@@ -13,7 +13,7 @@ use paceline_train::run_dir::has_checkpoint;
 use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
 
-use super::train::{Prepared, SETTINGS, prepare};
+use super::train::{Prepared, prepare, saved_run};
 use super::{failed, wrong_settings};
 use crate::cli::WorkerArgs;
 use paceline_cli::exit::{Exit, Failure};
@@ -142,7 +142,7 @@ fn settings_of_run(given: &Given) -> Result<Resolved, Failure> {
         let hint = "add --run-dir, or start the job with `paceline train --nproc-per-node N`";
         return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
     };
-    let saved = FileText::read(&run_dir.join(SETTINGS)).map_err(wrong_settings)?;
+    let saved = saved_run(run_dir.to_owned())?.settings;
     Resolved::from_saved(&saved).map_err(wrong_settings)
 }
 

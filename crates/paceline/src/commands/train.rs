@@ -28,7 +28,7 @@ use paceline_cli::usage::{Summary, UsageArgs};
 /// Folder for runs without `--run-dir`.
 pub(super) const RUNS: &str = "runs";
 /// File of resolved settings in a run directory.
-pub(super) const SETTINGS: &str = "config.toml";
+const SETTINGS: &str = "config.toml";
 
 /// Trains, or only explains the settings. A process that is a rank of a job trains as that rank; any other process starts
 /// ranks.
