@@ -28,12 +28,7 @@ impl Supervisor<'_> {
             && (is_new || ends_alone)
             && !self.page.is_revoked();
         let recovers = |rank| self.page.slot(rank).recovers();
-        let states = &self.workers.states;
-        let next = || {
-            let culprit = Some(failure.local_rank);
-            self.roster.after_failure(states, recovers, culprit)
-        };
-        match is_live.then(next) {
+        match is_live.then(|| self.next_without(Some(failure.local_rank))) {
             Some(Ok(Next::GoOn { .. }) | Err(Impossible::NobodyLeft))
                 if self.is_on_several_nodes() && recovers(failure.local_rank) =>
             {
@@ -75,15 +70,13 @@ impl Supervisor<'_> {
     /// Whether all ranks that live may go on if the group fails without a lost rank.
     pub(super) fn all_may_go_on(&self) -> bool {
         let may = || Mended::may_again(self.mended, self.step(), self.started.elapsed());
-        let recovers = |rank| self.page.slot(rank).recovers();
-        let next = || (self.roster).after_failure(&self.workers.states, recovers, None);
         self.job.recovers_live()
             && !self.is_on_several_nodes()
             && self.stage == Stage::Running
             && !self.page.is_revoked()
             && self.finished().is_none()
             && may()
-            && next().is_ok()
+            && self.next_without(None).is_ok()
     }
 
     /// Has all ranks that live form a group again. Says when to look again.
@@ -92,9 +85,7 @@ impl Supervisor<'_> {
         by: usize,
         because_of: Option<usize>,
     ) -> Option<Instant> {
-        let recovers = |rank| self.page.slot(rank).recovers();
-        let next = (self.roster).after_failure(&self.workers.states, recovers, None);
-        let Ok(Next::GoOn { members, lost }) = next else {
+        let Ok(Next::GoOn { members, lost }) = self.next_without(None) else {
             return Some(Instant::now());
         };
         let now = self.started.elapsed();
@@ -114,6 +105,12 @@ impl Supervisor<'_> {
         let incidents: Vec<String> = std::iter::once(cause).chain(lost).collect();
         self.publish(None, &members, &incidents.join("; "));
         Some(Instant::now())
+    }
+
+    /// What follows the failure of `culprit`, or of the group if no rank is to blame.
+    fn next_without(&self, culprit: Option<usize>) -> Result<Next, Impossible> {
+        let recovers = |rank| self.page.slot(rank).recovers();
+        (self.roster).after_failure(&self.workers.states, recovers, culprit)
     }
 
     /// The step that the ranks are in, as far as they say so.
