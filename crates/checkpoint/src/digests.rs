@@ -1,7 +1,7 @@
 //! Digests of the gradients of a run's last steps, by which a replay on one rank finds the shard and the tensor that differ.
 //!
 //! Each rank appends to a file of its own, `digests/rank-N.jsonl`, on its own host: a line for each step and shard, in the format
-//! of the [ledger](crate::ledger). A rank has the number that its process was started with, whoever was lost meanwhile.
+//! of the [ledger](crate::ledger). A rank keeps the number that its process was started with when others are lost.
 //!
 //! ```json
 //! {"n":1, .., "kind":"shard","step":7,"shard":2,"rank":1,"generation":0,"digests":"<16 digits for each parameter>","sum":".."}

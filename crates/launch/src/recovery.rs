@@ -113,7 +113,7 @@ pub(crate) struct Mended {
     last: Duration,
 }
 
-/// Whatever keeps a group from working for so long within one step is no broken connection.
+/// A group that has not worked for so long within one step has more than a broken connection.
 const MENDS_WITHIN: Duration = Duration::from_secs(5);
 /// Between two attempts in one step: a rank may lack memory for a while.
 const MEND_PAUSE: Duration = Duration::from_millis(100);

@@ -226,7 +226,7 @@ impl Communicator {
     /// *Blocks*: never the caller. On the device a message waits for its other end, and later calls for the message: give all ranks
     /// their messages in one order of all of them.
     ///
-    /// *Errors*: on the ticket; a rank that is none, or this one.
+    /// *Errors*: on the ticket; a number that is not that of another rank.
     pub fn send(&self, buffer: DeviceBuffer, to: usize, before: Before, label: Label) -> Ticket {
         self.submit(Work::Send(to), buffer, before, label)
     }

@@ -123,14 +123,13 @@ impl Forming<'_> {
         };
         let arena = self.kept_arena();
         let bytes = arena.map_or_else(|| segment_bytes(self.options.arena_bytes), |_| 0);
-        let control = match Segment::create(bytes) {
-            Ok(segment) => Arc::new(segment),
+        let mut shown = match Segment::create(bytes) {
+            Ok(segment) => Shown::whole(Arc::new(segment)),
             Err(error) => return unable(format!("cannot create shared memory: {error}")),
         };
-        let shown = Shown {
-            arena: arena.map_or_else(|| control.clone(), |arena| arena.segment().clone()),
-            control,
-        };
+        if let Some(arena) = arena {
+            shown.arena = arena.segment().clone();
+        }
         let rank = self.env.rank;
         let team: Vec<usize> = hosts.ranks(hosts.host(rank)).collect();
         let mut reach = Reach::default();
@@ -267,7 +266,7 @@ impl Forming<'_> {
     }
 
     /// This rank's arena in the generation before.
-    fn kept_arena(&self) -> Option<&'_ Arc<Arena>> {
+    fn kept_arena(&self) -> Option<&Arc<Arena>> {
         self.succession?.memory.own.as_ref()
     }
 
