@@ -29,6 +29,19 @@ pub struct AllReduce {
     pub step: u64,
 }
 
+impl AllReduce {
+    /// Of `len` elements of each rank, outside of training.
+    pub fn new(op: ReduceOp, len: usize) -> Self {
+        Self {
+            op,
+            tree: None,
+            len,
+            bucket: None,
+            step: 0,
+        }
+    }
+}
+
 /// What to reduce, in which order, and which elements each rank gets.
 #[derive(Debug, Clone)]
 pub struct ReduceScatter {
@@ -77,7 +90,7 @@ impl ProcessGroup {
     /// let group = ProcessGroup::local(1, &GroupOptions::default())?.remove(0);
     /// let mut buffer = group.buffer::<f32>(3)?;
     /// buffer.copy_from_slice(&[1.0, 2.0, 3.0]);
-    /// let ticket = group.all_reduce_async(buffer, AllReduce { op: ReduceOp::Sum, tree: None, len: 3, bucket: None, step: 0 });
+    /// let ticket = group.all_reduce_async(buffer, AllReduce::new(ReduceOp::Sum, 3));
     /// // ... compute meanwhile ...
     /// assert_eq!(ticket.wait()?.buffer[..], [1.0, 2.0, 3.0]);
     /// # Ok::<(), paceline_collective::Error>(())

@@ -669,13 +669,7 @@ mod tests {
     #[test]
     fn the_next_generation_works_on_the_memory_of_this_one() {
         const LEN: usize = 200 << 10;
-        let sum = || AllReduce {
-            op: ReduceOp::Sum,
-            tree: None,
-            len: LEN,
-            bucket: None,
-            step: 0,
-        };
+        let sum = || AllReduce::new(ReduceOp::Sum, LEN);
         launched(3, Transport::Shm, |page, group| {
             assert!(group.declare_recovery());
             let started = group.rank();

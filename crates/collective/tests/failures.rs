@@ -214,13 +214,7 @@ fn the_first_failure_is_the_answer_to_every_later_call() {
                 .unwrap_err()
                 .to_string();
             assert_eq!(group.barrier().unwrap_err().to_string(), first);
-            let call = AllReduce {
-                op: ReduceOp::Sum,
-                tree: None,
-                len: 1,
-                bucket: None,
-                step: 0,
-            };
+            let call = AllReduce::new(ReduceOp::Sum, 1);
             if let Ok(buffer) = group.buffer::<f32>(1) {
                 assert_eq!(
                     group
@@ -264,13 +258,7 @@ fn wrong_arguments_are_refused() {
             .unwrap()
             .remove(0)
     };
-    let call = |len| AllReduce {
-        op: ReduceOp::Sum,
-        tree: None,
-        len,
-        bucket: None,
-        step: 0,
-    };
+    let call = |len| AllReduce::new(ReduceOp::Sum, len);
     let gather = |len, counts: Option<&[usize]>| {
         let group = group();
         let call = AllGather {

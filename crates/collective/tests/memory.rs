@@ -18,13 +18,7 @@ fn work(group: &ProcessGroup, each: usize) {
         .reduce_scatter(&all, &mut other[..each], ReduceOp::Max)
         .unwrap();
     group.all_to_all(&all, &mut other).unwrap();
-    let call = AllReduce {
-        op: ReduceOp::Max,
-        tree: None,
-        len: each,
-        bucket: None,
-        step: 0,
-    };
+    let call = AllReduce::new(ReduceOp::Max, each);
     let buffer = group.buffer::<f32>(each).unwrap();
     group.all_reduce_buffer(buffer, call).unwrap();
 }

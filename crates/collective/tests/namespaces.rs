@@ -92,13 +92,7 @@ fn played() -> bool {
         count(&group, mib, "shared", &|len| {
             let mut buffer = group.buffer::<f32>(len).unwrap();
             buffer.copy_from_slice(&inputs(&group, len));
-            let call = AllReduce {
-                op: ReduceOp::Sum,
-                tree: None,
-                len,
-                bucket: None,
-                step: 0,
-            };
+            let call = AllReduce::new(ReduceOp::Sum, len);
             let done = group.all_reduce_async(buffer, call).wait().unwrap();
             check(&group, &done.buffer);
         });

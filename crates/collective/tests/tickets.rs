@@ -14,13 +14,7 @@ use paceline_collective::{
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn call(len: usize) -> AllReduce {
-    AllReduce {
-        op: ReduceOp::Sum,
-        tree: None,
-        len,
-        bucket: None,
-        step: 0,
-    }
+    AllReduce::new(ReduceOp::Sum, len)
 }
 
 fn filled(group: &ProcessGroup, len: usize, value: i64) -> Buffer<i64> {

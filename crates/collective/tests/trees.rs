@@ -208,13 +208,7 @@ fn synchronous_calls_wait_for_their_turn_behind_asynchronous_ones() {
             for round in 0..50_i64 {
                 let mut buffer = group.buffer::<i64>(100).unwrap();
                 buffer.fill(round);
-                let call = AllReduce {
-                    op: ReduceOp::Max,
-                    tree: None,
-                    len: 100,
-                    bucket: None,
-                    step: 0,
-                };
+                let call = AllReduce::new(ReduceOp::Max, 100);
                 let ticket = group.all_reduce_async(buffer, call);
                 let mut data = [round, group.rank() as i64];
                 group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
@@ -273,13 +267,7 @@ fn a_dropped_ticket_does_not_stop_its_operation() {
         on_ranks(wire, 2, |group| {
             for _ in 0..20 {
                 let buffer = group.buffer::<f64>(100).unwrap();
-                let call = AllReduce {
-                    op: ReduceOp::Sum,
-                    tree: None,
-                    len: 100,
-                    bucket: None,
-                    step: 0,
-                };
+                let call = AllReduce::new(ReduceOp::Sum, 100);
                 drop(group.all_reduce_async(buffer, call));
             }
             let mut data = [1.0];

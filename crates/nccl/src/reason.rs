@@ -56,13 +56,7 @@ fn missing(shared: &Shared, lane: usize, mut deadline: NcclError) -> NcclError {
 
 /// Comes to the meeting of a lane's ranks.
 fn meet(control: &ProcessGroup) -> Result<Ticket<f32>, Error> {
-    let call = AllReduce {
-        op: ReduceOp::Max,
-        tree: None,
-        len: 1,
-        bucket: None,
-        step: 0,
-    };
+    let call = AllReduce::new(ReduceOp::Max, 1);
     Ok(control.all_reduce_async(control.buffer(1)?, call))
 }
 

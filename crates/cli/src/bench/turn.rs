@@ -167,13 +167,7 @@ impl<'a, T: Sample> Turn<'a, T> {
         let (group, reduction, root) = (self.group, self.reduction, self.place.root);
         let ticket = match self.op {
             Op::AllReduce => {
-                let call = AllReduce {
-                    op: reduction,
-                    tree: None,
-                    len: self.shape.len,
-                    bucket: None,
-                    step: 0,
-                };
+                let call = AllReduce::new(reduction, self.shape.len);
                 return group
                     .all_reduce_buffer(buffer, call)
                     .map(|done| done.buffer);

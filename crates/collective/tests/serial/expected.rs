@@ -73,13 +73,7 @@ impl<T: Tested> Expected<T> {
             }
             let mut buffer = group.buffer::<T>(len).unwrap();
             buffer.copy_from_slice(&values::<T>(rank, len));
-            let call = AllReduce {
-                op: *op,
-                tree: None,
-                len,
-                bucket: None,
-                step: 0,
-            };
+            let call = AllReduce::new(*op, len);
             let done = group.all_reduce_async(buffer, call).wait().unwrap();
             assert_same(
                 &done.buffer,

@@ -61,11 +61,8 @@ impl Ranks {
             stack.push(&self.tree, rank, shard, part);
         }
         let call = AllReduce {
-            op: ReduceOp::Sum,
             tree: Some(self.tree.clone()),
-            len,
-            bucket: None,
-            step: 0,
+            ..AllReduce::new(ReduceOp::Sum, len)
         };
         let buffer = stack.buffer(&self.group, len)?;
         let sum = self.group.all_reduce_buffer(buffer, call)?.buffer;

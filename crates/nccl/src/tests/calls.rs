@@ -276,11 +276,8 @@ fn both(comm: &Communicator, bench: &Bench, sum: &TreeSum) -> [Vec<u32>; 2] {
         host[block * sum.len..][..sum.len].copy_from_slice(&own[block * sum.stride..][..sum.len]);
     }
     let call = AllReduce {
-        op: ReduceOp::Sum,
         tree: Some(sum.tree.clone()),
-        len: sum.len,
-        bucket: None,
-        step: 0,
+        ..AllReduce::new(ReduceOp::Sum, sum.len)
     };
     let done = group.all_reduce_buffer(host, call).unwrap();
     let on_host = &done.buffer[..sum.len];

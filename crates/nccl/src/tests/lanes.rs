@@ -77,11 +77,8 @@ fn sums_and_maxima_along_both_dimensions_of_a_mesh_have_the_bits_of_the_host() {
                 let mut host = group.buffer::<f32>(blocks * LEN).unwrap();
                 host.copy_from_slice(&own(at)[..blocks * LEN]);
                 let call = AllReduce {
-                    op,
                     tree,
-                    len: LEN,
-                    bucket: None,
-                    step: 0,
+                    ..AllReduce::new(op, LEN)
                 };
                 let host = group.all_reduce_buffer(host, call).unwrap();
                 let bits = |all: &[f32]| all.iter().map(|it| it.to_bits()).collect::<Vec<_>>();

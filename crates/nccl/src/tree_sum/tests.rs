@@ -76,11 +76,8 @@ fn reduced(sum: &TreeSum, own: &[Vec<f32>]) -> Vec<Vec<f32>> {
                             .copy_from_slice(&own[block * sum.stride..][..sum.len]);
                     }
                     let call = AllReduce {
-                        op: ReduceOp::Sum,
                         tree: Some(sum.tree.clone()),
-                        len: sum.len,
-                        bucket: None,
-                        step: 0,
+                        ..AllReduce::new(ReduceOp::Sum, sum.len)
                     };
                     let done = group.all_reduce_buffer(buffer, call).unwrap();
                     done.buffer[..sum.len].to_vec()

@@ -59,11 +59,8 @@ impl TensorParallel {
         let mut buffer = self.buffer::<T>(len * blocks.len())?;
         write(&mut buffer, blocks);
         let call = AllReduce {
-            op: ReduceOp::Sum,
             tree: Some(self.tree.clone()),
-            len,
-            bucket: None,
-            step: 0,
+            ..AllReduce::new(ReduceOp::Sum, len)
         };
         let done = self.group.all_reduce_buffer(buffer, call);
         let done = done.map_err(|error| self.failed(error))?;

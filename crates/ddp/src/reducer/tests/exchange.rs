@@ -77,11 +77,8 @@ fn exchange(
     let mut buffer = tp.buffer::<f32>(blocks * LEN).expect("memory");
     buffer.copy_from_slice(&all.concat());
     let call = AllReduce {
-        op: ReduceOp::Sum,
         tree: Some(tree.clone()),
-        len: LEN,
-        bucket: None,
-        step: 0,
+        ..AllReduce::new(ReduceOp::Sum, LEN)
     };
     let sum = tp.all_reduce_buffer(buffer, call).expect("a sum").buffer;
     let mut gathered = tp.buffer::<f32>(LEN).expect("memory");

@@ -42,11 +42,8 @@ impl DeviceExchange for OnHost {
         assert_eq!(blocks.len(), self.tree.blocks(self.group.rank()).len());
         let all: Vec<f32> = blocks.into_iter().flat_map(numbers).collect();
         let call = AllReduce {
-            op: ReduceOp::Sum,
             tree: Some(self.tree.clone()),
-            len,
-            bucket: None,
-            step: 0,
+            ..AllReduce::new(ReduceOp::Sum, len)
         };
         let sum = self
             .group
