@@ -1,31 +1,30 @@
 //! `Checkpoints`: a job's checkpoint folder, written in the background by rank 0 and read back for all ranks.
 
+mod lane;
+
 use std::collections::BTreeMap;
-use std::fmt;
-use std::fs::{self, File};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use burn::module::Module;
-use burn::tensor::Bytes;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::StepPlan;
 use paceline_ddp::{Ddp, DdpError, Recovery};
 use paceline_rendezvous::notice;
 use paceline_rendezvous::page::Phase;
 
+use self::lane::{Deferred, Lane, Medium, Rest};
 use crate::checkpoint::Checkpoint;
 use crate::decide::by_rank_0_slowly;
 use crate::digests::Recorder;
-use crate::error::{CheckpointError, failed_in};
-use crate::files::{self, State};
+use crate::error::{CheckpointError, failed_in, not_locked, unusable};
 use crate::folder::{self, Writing};
 use crate::ledger::{self, Committed, Ledger};
 use crate::left;
-use crate::lock::{FolderLock, LockError};
+use crate::lock::FolderLock;
 use crate::memory::{self, Copies, Copying};
 use crate::remote::{Remote, Uploader};
 use crate::saved::{Places, Saved};
@@ -127,74 +126,6 @@ pub struct Checkpoints {
     opened: SystemTime,
     /// The lock on the folder; held on rank 0 only.
     lock: FolderLock,
-}
-
-/// A save that waits for the lock.
-struct Deferred(Box<dyn FnOnce() -> Result<(), CheckpointError> + Send>);
-
-impl fmt::Debug for Deferred {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Deferred")
-    }
-}
-
-/// Checkpoints in one folder. One is written at a time.
-#[derive(Debug)]
-struct Lane {
-    folder: PathBuf,
-    keep: usize,
-    writing: Option<JoinHandle<Result<(), CheckpointError>>>,
-    /// The ranks, for what they send in the background; from the first save of dealt state on.
-    saves: Option<ProcessGroup>,
-}
-
-impl Lane {
-    fn new(folder: PathBuf, keep: usize) -> Self {
-        Self {
-            folder,
-            keep,
-            writing: None,
-            saves: None,
-        }
-    }
-
-    /// The ranks' group for what they send in the background.
-    fn group_of_saves(&mut self, ddp: &Ddp) -> Result<ProcessGroup, CheckpointError> {
-        if let Some(group) = &self.saves {
-            return Ok(group.clone());
-        }
-        let group = ddp.model_group().split(Some(0), 0)?;
-        let group = group.expect("every rank has a colour");
-        Ok(self.saves.insert(group).clone())
-    }
-
-    /// Has a thread write.
-    fn start(
-        &mut self,
-        name: String,
-        write: impl FnOnce() -> Result<(), CheckpointError> + Send + 'static,
-    ) -> Result<(), CheckpointError> {
-        let thread = thread::Builder::new().name(name).spawn(write);
-        self.writing = Some(thread.map_err(failed_in(&self.folder))?);
-        Ok(())
-    }
-
-    /// Waits until the last save is done.
-    fn wait(&mut self) -> Result<(), CheckpointError> {
-        match self.writing.take() {
-            Some(thread) => thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Where a checkpoint is saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Medium {
-    Files,
-    Memory,
 }
 
 impl Checkpoints {
@@ -862,57 +793,5 @@ impl Drop for Checkpoints {
         if let Some(uploader) = self.uploader.take().and_then(Arc::into_inner) {
             uploader.abandon();
         }
-    }
-}
-
-/// What a checkpoint has besides its tensors.
-struct Rest {
-    state: State,
-    /// State of the learning-rate scheduler.
-    schedule: Option<Bytes>,
-    ledger: Option<PathBuf>,
-}
-
-impl Rest {
-    /// Completes a checkpoint whose tensors are written; `hash` is that of the weights.
-    fn finish(
-        mut self,
-        writing: Writing,
-        hash: String,
-        keep: usize,
-        uploader: Option<&Uploader>,
-    ) -> Result<PathBuf, CheckpointError> {
-        self.state.weights_sha256 = hash;
-        if let Some(schedule) = self.schedule {
-            let written = fs::write(writing.path().join(files::SCHEDULE), &schedule[..]);
-            written.map_err(writing.failed())?;
-        }
-        // A run that resumes from this checkpoint finds all its steps in the ledger.
-        let ledger = self.ledger.map(File::open).transpose();
-        let ledger = ledger.map_err(writing.failed())?;
-        let synced = ledger.as_ref().map_or(Ok(()), File::sync_data);
-        synced.map_err(writing.failed())?;
-        let (step, failed) = (self.state.ddp.step, writing.failed());
-        let place = writing.finish(keep, self.state)?;
-        if let Some(uploader) = uploader {
-            uploader.put(step, &place, ledger).map_err(failed)?;
-        }
-        Ok(place)
-    }
-}
-
-fn unusable(folder: &Path) -> impl FnOnce(String) -> CheckpointError {
-    move |what| failed_in(folder)(io::Error::other(what))
-}
-
-fn not_locked(folder: &Path) -> impl FnOnce(LockError) -> CheckpointError {
-    let path = folder.to_path_buf();
-    move |error| match error {
-        LockError::InUse { waited } => CheckpointError::InUse { path, waited },
-        LockError::File(source) => CheckpointError::File {
-            action: "lock checkpoint folder",
-            path,
-            source,
-        },
     }
 }

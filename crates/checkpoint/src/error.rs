@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paceline_ddp::DdpError;
 
-use crate::lock::in_use;
+use crate::lock::{LockError, in_use};
 
 /// Errors of checkpoints.
 #[derive(thiserror::Error)]
@@ -149,6 +149,24 @@ pub(crate) fn failed_in(folder: &Path) -> impl FnOnce(io::Error) -> CheckpointEr
         action: "save a checkpoint in",
         path: folder.to_path_buf(),
         source,
+    }
+}
+
+/// The same of state that cannot be saved, in words.
+pub(crate) fn unusable(folder: &Path) -> impl FnOnce(String) -> CheckpointError {
+    move |what| failed_in(folder)(io::Error::other(what))
+}
+
+/// The error of a folder that is not locked.
+pub(crate) fn not_locked(folder: &Path) -> impl FnOnce(LockError) -> CheckpointError {
+    let path = folder.to_path_buf();
+    move |error| match error {
+        LockError::InUse { waited } => CheckpointError::InUse { path, waited },
+        LockError::File(source) => CheckpointError::File {
+            action: "lock checkpoint folder",
+            path,
+            source,
+        },
     }
 }
 

@@ -2,10 +2,10 @@
 
 mod judge;
 mod losses;
+mod shards;
 mod show;
 
 use std::convert::Infallible;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -14,8 +14,8 @@ use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Saved};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
-use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan, micro_batches};
-use paceline_ddp::{Ddp, DdpError, Precision, Reduced, ShardStep};
+use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep};
 use paceline_rendezvous::env::Timeout;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
@@ -40,6 +40,8 @@ use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_
 use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 use judge::{Numbers, Policy, Row, Verdict, judge};
+use shards::Loaded;
+pub(crate) use shards::{RankBatch, of_shard, run_shard};
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,58 +149,10 @@ struct Progress {
     unwritten: String,
 }
 
-/// One rank's data for one step: the micro-batches of each of its shards.
-pub(crate) type RankBatch<B> = Vec<Vec<B>>;
-
 type RankLoader<B> = Loader<StepPlan, RankBatch<B>, Infallible>;
 
 fn loader_error(error: LoaderError<Infallible>) -> TrainError {
     TrainError::Loader(error.to_string())
-}
-
-/// The micro-batches of a shard.
-pub(crate) fn of_shard<T: TrainTask>(
-    task: &T,
-    indices: &[usize],
-    accumulate: usize,
-) -> Vec<T::Batch> {
-    micro_batches(indices, accumulate)
-        .map(|part| task.batch(Part::Train, part.iter().copied()))
-        .collect()
-}
-
-/// Runs the forward and backward passes of a shard.
-pub(crate) fn run_shard<T: TrainTask>(
-    task: &T,
-    precision: Precision,
-    shard: &mut ShardStep<'_, T::Model>,
-    micro: &[T::Batch],
-) -> Result<(), TrainError> {
-    let device = shard.device().clone();
-    shard.micro_batches(micro.len());
-    for batch in micro {
-        let scores = task.scores(&shard.model()?, batch, precision, &device);
-        let weight = scores.count() as f32;
-        let loss = scores.loss();
-        let value = loss.clone().inner();
-        shard.backward(loss, weight)?;
-        // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
-        shard.add_loss(value.into_scalar::<f32>() * weight);
-    }
-    Ok(())
-}
-
-/// The data of one step that was read ahead.
-struct Loaded<B> {
-    shards: Range<usize>,
-    batch: RankBatch<B>,
-}
-
-impl<B> Loaded<B> {
-    fn of(&self, shard: usize) -> Option<&[B]> {
-        let at = shard.checked_sub(self.shards.start)?;
-        Some(self.batch.get(at)?)
-    }
 }
 
 struct Trainer<'a, T: TrainTask> {

@@ -1,0 +1,57 @@
+//! The data of a rank's shards, and their passes.
+
+use std::ops::Range;
+
+use paceline_ddp::sampler::micro_batches;
+use paceline_ddp::{Precision, ShardStep};
+
+use crate::error::TrainError;
+use crate::task::{Part, TrainTask};
+
+/// One rank's data for one step: the micro-batches of each of its shards.
+pub(crate) type RankBatch<B> = Vec<Vec<B>>;
+
+/// The micro-batches of a shard.
+pub(crate) fn of_shard<T: TrainTask>(
+    task: &T,
+    indices: &[usize],
+    accumulate: usize,
+) -> Vec<T::Batch> {
+    micro_batches(indices, accumulate)
+        .map(|part| task.batch(Part::Train, part.iter().copied()))
+        .collect()
+}
+
+/// Runs the forward and backward passes of a shard.
+pub(crate) fn run_shard<T: TrainTask>(
+    task: &T,
+    precision: Precision,
+    shard: &mut ShardStep<'_, T::Model>,
+    micro: &[T::Batch],
+) -> Result<(), TrainError> {
+    let device = shard.device().clone();
+    shard.micro_batches(micro.len());
+    for batch in micro {
+        let scores = task.scores(&shard.model()?, batch, precision, &device);
+        let weight = scores.count() as f32;
+        let loss = scores.loss();
+        let value = loss.clone().inner();
+        shard.backward(loss, weight)?;
+        // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
+        shard.add_loss(value.into_scalar::<f32>() * weight);
+    }
+    Ok(())
+}
+
+/// The data of one step that was read ahead.
+pub(super) struct Loaded<B> {
+    pub(super) shards: Range<usize>,
+    pub(super) batch: RankBatch<B>,
+}
+
+impl<B> Loaded<B> {
+    pub(super) fn of(&self, shard: usize) -> Option<&[B]> {
+        let at = shard.checked_sub(self.shards.start)?;
+        Some(self.batch.get(at)?)
+    }
+}
