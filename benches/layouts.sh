@@ -6,7 +6,7 @@
 #
 # REGEX chooses layouts by PyTorch's job and number of ranks, such as 'gpipe 4'; by default all. PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results, one JSON object per line, are appended
 # to docs/benchmarks/layouts.jsonl. A Markdown table of this run (benches/layouts-table.py) goes to stdout, progress to stderr.
-# A round of all layouts takes about a minute.
+# A round of all layouts takes about two and a half minutes.
 #
 # Without PyTorch in the Python that PACELINE_BENCH_PYTHON names, by default python3, only Paceline is measured.
 #
@@ -14,7 +14,7 @@
 
 set -euo pipefail
 python=${PACELINE_BENCH_PYTHON:-python3}
-readonly SYNOPSIS='benches/layouts.sh [--only REGEX] [--rounds N] [PROGRAM]' OPTION=rounds DEFAULT=9
+readonly SYNOPSIS='benches/layouts.sh [--only REGEX] [--rounds N] [PROGRAM]' OPTION=rounds DEFAULT=5
 command_line="benches/layouts.sh${*:+ $*}"
 only=
 if [[ ${1-} == --only ]]; then
@@ -26,66 +26,77 @@ source "$source/tools/jobs.sh"
 readonly OUT=$source/docs/benchmarks/layouts.jsonl
 
 # The model, and the sequences of a step.
-readonly LAYERS=4 HEADS=4 WIDTH=256 CONTEXT=64 SEQUENCES=8
+readonly HEADS=4 WIDTH=256 CONTEXT=64 SEQUENCES=8
 # Steps of a job that count, after those that warm it up, which PyTorch's script leaves out too.
 readonly STEPS=8 WARMUP=3
-# Micro-batches of a pipeline.
-readonly MICRO=4
 # Bytes, and the separator between texts.
 readonly VOCABULARY=257
 # Time limit of one of PyTorch's jobs.
 readonly PEER_SECONDS_MAX=120
 
 # What Paceline's jobs have in common.
-readonly JOB=(--task lm --layers "$LAYERS" --heads "$HEADS" --width "$WIDTH" --context "$CONTEXT" --dropout 0 --epochs 1 --keep 1
+readonly JOB=(--task lm --heads "$HEADS" --width "$WIDTH" --context "$CONTEXT" --dropout 0 --epochs 1 --keep 1
     --threads-per-rank 1 --usage off --timeout-seconds 60)
 
-# NAME OF PYTORCH'S JOB|RANKS|SEQUENCES OF A RANK|MICRO-BATCHES|OPTIONS: ranks that compute without each other.
+# RANKS SEQUENCES MICRO-BATCHES LAYERS|TIMES: processes that compute without each other, and how often a round measures them and the
+# layouts that are compared with them.
 readonly ALL_APART=(
-    'apart|1|8|1|'
-    'apart|2|4|1|'
-    'apart|4|2|1|'
-    'apart|2|8|1|'
-    "apart|2|8|$MICRO|"
-    "apart|4|8|$MICRO|"
+    '1 8 1 4|4'
+    '2 4 1 4|1'
+    '2 8 1 4|1'
+    '2 8 4 4|1'
+    '4 2 1 4|1'
+    '4 4 1 4|1'
+    '4 4 4 4|1'
+    '4 8 1 4|1'
+    '4 8 4 4|1'
+    '4 8 4 8|1'
 )
 
-# NAME OF PYTORCH'S JOB|RANKS|MICRO-BATCHES|OPTIONS|THE SAME COMPUTED APART|ITS PART OF THAT TIME|WHAT BOTH DO. A rank of a
-# data-parallel job computes its own sequences. W ranks that share the layers or matrices of one model compute all of them
-# in 1 / W of the time, and a pipeline of M micro-batches waits for (W - 1) / M of that. A backward pass costs two forward
-# passes, so another one of these takes a third more.
+# NAME OF PYTORCH'S JOB|OPTIONS|THE SAME COMPUTED APART|ITS PART OF THAT TIME|WHAT BOTH DO. A rank of a data-parallel job computes its own
+# sequences. W ranks that share the layers or matrices of one model compute all of them in 1 / W of the time. M micro-batches wait
+# in a pipeline for (W - 1) / M of that, of which two stages for each rank leave a half, and gradients of weights in the waits a
+# third. A backward pass costs two forward passes, so another one of these takes a third more.
 readonly ALL_LAYOUTS=(
-    'recompute|1|1|--recompute blocks|apart 1 8 1|4/3|recomputed blocks; `torch.utils.checkpoint`'
-    'ddp|2|1||apart 2 4 1|1/1|DDP; `DistributedDataParallel`'
-    'zero1|2|1|--zero 1|apart 2 4 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
-    'zero2|2|1|--zero 2|apart 2 4 1|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
-    'zero3|2|1|--zero 3|apart 2 4 1|1/1|ZeRO-3, which recomputes blocks; FSDP2'
-    "gpipe|2|$MICRO|--pp 2 --schedule gpipe|apart 2 8 $MICRO|5/8|GPipe; \`ScheduleGPipe\`"
-    "1f1b|2|$MICRO|--pp 2 --schedule 1f1b|apart 2 8 $MICRO|5/8|1F1B; \`Schedule1F1B\`"
-    'tp|2|1|--tp 2|apart 2 8 1|1/2|tensor parallel; `parallelize_module`'
-    'ddp|4|1||apart 4 2 1|1/1|DDP; `DistributedDataParallel`'
-    'zero1|4|1|--zero 1|apart 4 2 1|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
-    'zero2|4|1|--zero 2|apart 4 2 1|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
-    'zero3|4|1|--zero 3|apart 4 2 1|1/1|ZeRO-3, which recomputes blocks; FSDP2'
-    "gpipe|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule gpipe|apart 4 8 $MICRO|7/16|GPipe; \`ScheduleGPipe\`"
-    "1f1b|4|$MICRO|--pp 4 --pp-cuts 2,3,4 --schedule 1f1b|apart 4 8 $MICRO|7/16|1F1B; \`Schedule1F1B\`"
+    'recompute|--recompute blocks|1 8 1 4|4/3|recomputed blocks; `torch.utils.checkpoint`'
+    'ddp||2 4 1 4|1/1|DDP; `DistributedDataParallel`'
+    'zero1|--zero 1|2 4 1 4|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
+    'zero2|--zero 2|2 4 1 4|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
+    'zero3|--zero 3|2 4 1 4|1/1|ZeRO-3, which recomputes blocks; FSDP2'
+    'tp|--tp 2|2 8 1 4|1/2|tensor parallel; `parallelize_module`'
+    'gpipe|--pp 2 --schedule gpipe|2 8 4 4|5/8|GPipe; `ScheduleGPipe`'
+    '1f1b|--pp 2 --schedule 1f1b|2 8 4 4|5/8|1F1B; `Schedule1F1B`'
+    'interleaved|--pp 2 --pp-cuts 2,3,4 --schedule interleaved|2 8 4 4|9/16|interleaved; `ScheduleInterleaved1F1B`'
+    'zb|--pp 2 --schedule zb-h1|2 8 4 4|13/24|ZB-H1; `ScheduleInterleavedZeroBubble`'
+    'zbv|--pp 2 --schedule zb-h1|2 8 4 4|13/24|ZB-H1; `ScheduleZBVZeroBubble`'
+    'ddp||4 2 1 4|1/1|DDP; `DistributedDataParallel`'
+    'zero1|--zero 1|4 2 1 4|1/1|ZeRO-1; `ZeroRedundancyOptimizer`'
+    'zero2|--zero 2|4 2 1 4|1/1|ZeRO-2; FSDP2, `reshard_after_forward=False`'
+    'zero3|--zero 3|4 2 1 4|1/1|ZeRO-3, which recomputes blocks; FSDP2'
+    'ddp+tp|--tp 2 --shards 2|4 4 1 4|1/2|DDP x tensor parallel; `replicate` x `parallelize_module`'
+    'zero3+tp|--zero 3 --tp 2 --shards 2|4 4 1 4|1/2|ZeRO-3, which recomputes blocks, x tensor parallel; FSDP2 x `parallelize_module`'
+    'ddp+1f1b|--pp 2 --shards 2|4 4 4 4|5/8|DDP x 1F1B; `DistributedDataParallel` x `Schedule1F1B`'
+    'zero1+1f1b|--zero 1 --pp 2 --shards 2|4 4 4 4|5/8|ZeRO-1 x 1F1B; `ZeroRedundancyOptimizer` x `Schedule1F1B`'
+    'zero3+1f1b|--zero 3 --pp 2 --shards 2|4 4 4 4|5/8|ZeRO-3, which recomputes blocks, x 1F1B; FSDP2 x `Schedule1F1B`'
+    'tp|--tp 4|4 8 1 4|1/4|tensor parallel; `parallelize_module`'
+    'gpipe|--pp 4 --pp-cuts 2,3,4 --schedule gpipe|4 8 4 4|7/16|GPipe; `ScheduleGPipe`'
+    '1f1b|--pp 4 --pp-cuts 2,3,4 --schedule 1f1b|4 8 4 4|7/16|1F1B; `Schedule1F1B`'
+    'zb|--pp 4 --pp-cuts 2,3,4 --schedule zb-h1|4 8 4 4|5/16|ZB-H1; `ScheduleInterleavedZeroBubble`'
+    '1f1b+tp|--pp 2 --tp 2|4 8 4 4|5/16|1F1B x tensor parallel; `Schedule1F1B` x `parallelize_module`'
+    'interleaved|--pp 4 --pp-cuts 2,3,4,5,6,7,8 --schedule interleaved|4 8 4 8|11/32|interleaved, 8 layers; `ScheduleInterleaved1F1B`'
+    'zbv|--pp 4 --pp-cuts 3,5,7 --schedule zb-h1|4 8 4 8|5/16|ZB-H1, 8 layers; `ScheduleZBVZeroBubble`'
 )
 
 LAYOUTS=()
 compared=
 for line in "${ALL_LAYOUTS[@]}"; do
-    IFS='|' read -r layout ranks micro options apart part words <<<"$line"
-    if [[ "$layout $ranks" =~ $only ]]; then
+    IFS='|' read -r layout options apart part words <<<"$line"
+    if [[ "$layout ${apart%% *}" =~ $only ]]; then
         LAYOUTS+=("$line")
         compared+="|$apart|"
     fi
 done
 ((${#LAYOUTS[@]})) || usage "--only $only chooses no layout"
-APART=()
-for line in "${ALL_APART[@]}"; do
-    IFS='|' read -r layout ranks sequences micro options <<<"$line"
-    [[ $compared != *"|$layout $ranks $sequences $micro|"* ]] || APART+=("$line")
-done
 
 # The processes that run, and PyTorch's.
 jobs=()
@@ -100,7 +111,7 @@ clean_up() {
 }
 
 if "$python" -c 'import torch' 2>/dev/null; then
-    coproc PEER { exec "$python" "$source/benches/peers/layouts.py" "$LAYERS" "$HEADS" "$WIDTH" "$CONTEXT" "$VOCABULARY" 2>peer.err; }
+    coproc PEER { exec "$python" "$source/benches/peers/layouts.py" "$HEADS" "$WIDTH" "$CONTEXT" "$VOCABULARY" 2>peer.err; }
     peer=$PEER_PID
     read -r -t "$PEER_SECONDS_MAX" torch <&"${PEER[0]}" || { cat peer.err >&2 && fail "PyTorch does not start"; }
 else
@@ -143,9 +154,9 @@ ours() {
     seconds=$(printf '%s\n' "${medians[@]}" | sort -g | tail -n 1)
 }
 
-# theirs LAYOUT RANKS SEQUENCES MICRO: the median step of the slowest rank, in `seconds`.
+# theirs LAYOUT RANKS SEQUENCES MICRO LAYERS: the median step of the slowest rank, in `seconds`.
 theirs() {
-    printf '%s %d %d %d %d\n' "$@" "$STEPS" >&"${PEER[1]}"
+    printf '%s %d %d %d %d %d\n' "$@" "$STEPS" >&"${PEER[1]}"
     read -r -t "$PEER_SECONDS_MAX" seconds <&"${PEER[0]}" && [[ $seconds != failed ]] ||
         { cat peer.err >&2 && fail "a job of PyTorch failed: $*"; }
 }
@@ -156,28 +167,22 @@ keep() {
     printf '{"started":"%s","round":%d,%s}\n' "$started" "$round" "$1" >>"$OUT"
 }
 
-# both FIELDS PROCESSES SEQUENCES MICRO OPTIONS LAYOUT RANKS: measures and keeps both libraries' step.
+# both FIELDS LAYOUT RANKS SEQUENCES MICRO LAYERS PROCESSES OPTIONS: measures and keeps both libraries' step.
 both() {
-    local options
-    read -ra options <<<"$5"
-    printf 'round %d of %d: %s, %d ranks:' "$round" "$rounds" "$6" "$7" >&2
-    ours "$2" "$3" --accumulate "$4" --shards "$(shards_of "$@")" --nproc-per-node $(($7 / $2)) "${options[@]}"
-    keep "$1,\"library\":\"paceline\",\"step_seconds\":$seconds"
+    local fields=$1 layout=$2 ranks=$3 sequences=$4 micro=$5 layers=$6 processes=$7 options
+    read -ra options <<<"$8"
+    # One shard for each replica of the model.
+    [[ $8 == *--shards* ]] || options+=(--shards "$([[ $8 =~ --[pt]p ]] && echo 1 || echo $((ranks / processes)))")
+    printf 'round %d of %d: %s, %d ranks:' "$((again + 1))" "$rounds" "$layout" "$ranks" >&2
+    ours "$processes" "$sequences" --layers "$layers" --accumulate "$micro" --nproc-per-node $((ranks / processes)) "${options[@]}"
+    keep "$fields,\"library\":\"paceline\",\"step_seconds\":$seconds"
     printf ' %s' "$seconds" >&2
     if [[ -n $torch ]]; then
-        theirs "$6" "$7" "$3" "$4"
-        keep "$1,\"library\":\"torch\",\"step_seconds\":$seconds"
+        theirs "$layout" "$ranks" "$sequences" "$micro" "$layers"
+        keep "$fields,\"library\":\"torch\",\"step_seconds\":$seconds"
         printf ' %s' "$seconds" >&2
     fi
     printf '\n' >&2
-}
-
-# shards_of, with the arguments of `both`: one for each replica of the model.
-shards_of() {
-    case $5 in
-    *--pp* | *--tp*) echo 1 ;;
-    *) echo $(($7 / $2)) ;;
-    esac
 }
 
 round=0
@@ -185,15 +190,21 @@ commit=$(git -C "$source" describe --always --dirty 2>/dev/null || true)
 cpu=$(sed -nE 's/^model name[[:space:]]*: (.*)/\1/p' /proc/cpuinfo | head -n 1)
 keep "\"record\":\"setup\",\"command\":\"$command_line\",\"commit\":\"$commit\",\"machine\":\"$cpu, $(nproc) cores, $(uname -sr)\",\
 \"paceline\":\"$("$program" --version)\",\"torch\":\"${torch:-not installed}\",\"rounds\":$rounds"
-for ((round = 1; round <= rounds; round++)); do
-    for line in "${APART[@]}"; do
-        IFS='|' read -r layout ranks sequences micro options <<<"$line"
-        both "\"record\":\"apart\",\"job\":\"$layout $ranks $sequences $micro\"" "$ranks" "$sequences" "$micro" "$options" "$layout" "$ranks"
-    done
-    for line in "${LAYOUTS[@]}"; do
-        IFS='|' read -r layout ranks micro options apart part words <<<"$line"
-        both "\"record\":\"layout\",\"layout\":\"$words\",\"ranks\":$ranks,\"options\":\"$options\",\"apart\":\"$apart\",\"part\":\"$part\"" \
-            1 "$SEQUENCES" "$micro" "$options" "$layout" "$ranks"
+for ((again = 0; again < rounds; again++)); do
+    for group in "${ALL_APART[@]}"; do
+        IFS='|' read -r job times <<<"$group"
+        [[ $compared == *"|$job|"* ]] || continue
+        read -r ranks sequences micro layers <<<"$job"
+        for ((time = 1; time <= times; time++)); do
+            round=$((again * times + time))
+            both "\"record\":\"apart\",\"job\":\"$job\"" apart "$ranks" "$sequences" "$micro" "$layers" "$ranks" ''
+            for line in "${LAYOUTS[@]}"; do
+                IFS='|' read -r layout options apart part words <<<"$line"
+                [[ $apart == "$job" ]] || continue
+                both "\"record\":\"layout\",\"layout\":\"$words\",\"ranks\":$ranks,\"options\":\"$options\",\"apart\":\"$job\",\"part\":\"$part\"" \
+                    "$layout" "$ranks" "$SEQUENCES" "$micro" "$layers" 1 "$options"
+            done
+        done
     done
 done
 
