@@ -21,7 +21,9 @@ use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
 use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
 use crate::elastic::messages::{Command, Exit, Input, Order};
-use crate::elastic::record::{AgentId, Ending, Page, Phase, Ports, Record, Report, RoundId, Why};
+use crate::elastic::record::{
+    AgentId, Ending, Page, Phase, Places, Ports, Record, Report, RoundId, Why,
+};
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
@@ -111,8 +113,11 @@ struct NodeAgent<'a> {
     /// The round for which the generation of the ranks ends.
     regrouping: RoundId,
     exit: Option<Exit>,
-    /// The complaints of ranks that were passed on.
+    /// The complaints of ranks that were passed on, and what was of the places of lost ones.
     complaints: Vec<(usize, usize)>,
+    places: Places,
+    /// The generation that the ranks are invited to, and its round.
+    invited: Option<(u32, RoundId)>,
     /// Whether the supervisor's failure was passed on, and the last request that was.
     heard_failure: bool,
     heard: Option<Asked>,
@@ -253,6 +258,8 @@ impl<'a> NodeAgent<'a> {
             regrouping: RoundId::default(),
             exit: None,
             complaints: Vec::new(),
+            places: Places::default(),
+            invited: None,
             heard_failure: false,
             heard: None,
             stop: None,
@@ -331,7 +338,10 @@ impl<'a> NodeAgent<'a> {
                     Why::Hung(complaint) => Some(complaint.of),
                     _ => None,
                 };
-                self.order = Some(Order::Regroup(culprit));
+                self.order = Some(match record.is_invitation() {
+                    true => Order::Stay,
+                    false => Order::Regroup(culprit),
+                });
             }
             Command::Open(round) => match self.open_ports() {
                 Ok(ports) => self.give(Input::Opened(round, ports)),
@@ -344,6 +354,11 @@ impl<'a> NodeAgent<'a> {
                 // Ranks that have all ended meanwhile do not go on, as the agent is about to hear.
                 if self.is_running {
                     self.heard_failure = false;
+                    // They are told anew in this round.
+                    self.complaints.clear();
+                    self.places = Places::default();
+                    let is_awaited = record.is_invitation() && record.has_newcomers();
+                    self.invited = is_awaited.then(|| (record.generation(), record.id));
                     self.order = Some(self.go_on(&record));
                 }
             }
@@ -414,6 +429,9 @@ impl<'a> NodeAgent<'a> {
         self.heard = None;
         self.stop = None;
         self.order = None;
+        self.complaints.clear();
+        self.places = Places::default();
+        self.invited = None;
         self.restarts = record.restarts;
         self.world = record.world();
         let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
@@ -506,6 +524,13 @@ impl<'a> NodeAgent<'a> {
             members: slots.map(|member| member.slots.clone()).unwrap_or_default(),
             store: Some(place.store),
         };
+        if record.is_invitation() {
+            return Order::Invite {
+                next: record.has_newcomers().then_some(next),
+                replacements: slots.map_or(0, |member| member.replacements),
+                incidents: joins(record),
+            };
+        }
         let why = match &record.why {
             Why::Failure(report) => Some(report.failure.incident()),
             _ => describe(record, self.cluster.store == StoreKind::Etcd),
@@ -627,6 +652,13 @@ impl Coordinator for NodeAgent<'_> {
             self.complaints.clone_from(&seen.complaints);
             self.give(Input::Complaints(seen.complaints.clone()));
         }
+        if self.places != seen.places {
+            self.places.clone_from(&seen.places);
+            self.give(Input::Places(seen.places.clone()));
+        }
+        if let Some((_, round)) = (self.invited).take_if(|(number, _)| seen.generation >= *number) {
+            self.give(Input::Begun(round));
+        }
         let failure = seen.failure.as_ref().or(seen.lost.as_ref());
         if let (Some(failure), false) = (failure, self.heard_failure) {
             let started = seen.started.unwrap_or(self.line.clock);
@@ -702,11 +734,27 @@ fn describe(record: &Record, is_outside: bool) -> Option<String> {
         Why::Lost(names) => names.join(", "),
         Why::Joined(1) => "a node has joined".to_owned(),
         Why::Joined(nodes) => format!("{nodes} nodes have joined"),
+        Why::Admission => "too few nodes have ranks".to_owned(),
         Why::StoreLost if is_outside => "the job's record in etcd was lost".to_owned(),
         Why::StoreLost => {
             "the node with the job's store was lost, and another took over".to_owned()
         }
     })
+}
+
+/// The newcomers of a round, each in a line for people.
+fn joins(record: &Record) -> Vec<String> {
+    let now = count(record.world(), "rank");
+    let mut lines = Vec::new();
+    for (node, member) in record.members.iter().enumerate() {
+        for newcomer in &member.newcomers {
+            let (rank, pid, host) = (member.first + newcomer.slot, newcomer.pid, &member.host);
+            lines.push(format!(
+                "rank {rank} (node {node}, host {host}, pid {pid}) joins as a replacement; {now} go on"
+            ));
+        }
+    }
+    lines
 }
 
 /// The failure for the other nodes.

@@ -153,6 +153,8 @@ pub(crate) struct Roster {
     /// How many replacements may still be started.
     left: u32,
     started: u32,
+    /// No more are started: they would fail the same way.
+    is_closed: bool,
 }
 
 impl Roster {
@@ -165,6 +167,7 @@ impl Roster {
             empty: Vec::new(),
             left: replacements_max,
             started: 0,
+            is_closed: false,
         }
     }
 
@@ -182,6 +185,27 @@ impl Roster {
         self.left
     }
 
+    /// So many may have been started by now, as the launchers of several nodes have agreed.
+    pub(crate) fn allow(&mut self, replacements: u32) {
+        if !self.is_closed {
+            self.left = replacements.saturating_sub(self.started);
+        }
+    }
+
+    /// How many it would start beside those that it may.
+    pub(crate) fn wanted(&self, seen: &Seen<'_>) -> u32 {
+        let places = u32::try_from(self.empty.len()).unwrap_or(u32::MAX);
+        match self.may_start(seen) && !self.is_closed {
+            true => places.saturating_sub(self.left),
+            false => 0,
+        }
+    }
+
+    /// The replacements that are invited, or wait for an invitation to all nodes.
+    pub(crate) fn invited(&self) -> &[usize] {
+        &self.invited
+    }
+
     /// Whether a replacement is on its way.
     pub(crate) fn is_changing(&self) -> bool {
         !self.starting.is_empty() || !self.invited.is_empty()
@@ -190,6 +214,16 @@ impl Roster {
     /// Starts no more replacements: they would fail the same way.
     pub(crate) fn start_no_more(&mut self) {
         self.left = 0;
+        self.is_closed = true;
+    }
+
+    /// Whether the members train and can admit replacements.
+    fn may_start(&self, seen: &Seen<'_>) -> bool {
+        (self.members.iter()).all(|rank| {
+            let state = &seen.states[*rank];
+            // The job ends, or a failure is being looked into.
+            state.exit.is_none() && ((seen.admits)(*rank) || state.is_new)
+        })
     }
 
     /// What follows the failure of `culprit`, or of the group if no rank is to blame; `recovers` are the ranks that have said they
@@ -261,12 +295,10 @@ impl Roster {
             self.late.push(rank);
             return Some(Due::Kill(rank));
         }
-        // The job ends, or a failure is being looked into.
         if self.members.iter().any(has_ended) {
             return None;
         }
-        let admits = |rank: &usize| (seen.admits)(*rank) || seen.states[*rank].is_new;
-        if self.left > 0 && self.members.iter().all(admits) && !self.empty.is_empty() {
+        if self.left > 0 && self.may_start(seen) && !self.empty.is_empty() {
             let rank = self.empty.remove(0);
             (self.left, self.started) = (self.left - 1, self.started + 1);
             self.starting.push(rank);

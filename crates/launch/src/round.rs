@@ -160,6 +160,7 @@ pub(crate) fn run(
         mended: None,
         given_up: None,
         regrouping: None,
+        invitation: Vec::new(),
     };
     supervisor.run();
     let seen = supervisor.seen;

@@ -12,6 +12,7 @@ use paceline_rendezvous::process::Stat;
 
 use crate::bell::Bell;
 use crate::elastic::messages::Order;
+use crate::elastic::record::Places;
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Limits, Verdict, WorkerState, judge};
 use crate::orphans::Orphans;
@@ -63,6 +64,8 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) given_up: Option<(Failure, Instant)>,
     /// The ranks of several nodes are about to form the next generation.
     pub(crate) regrouping: Option<Regrouping>,
+    /// Lines for people when the ranks have followed the invitation that is out; none if none is.
+    pub(crate) invitation: Vec<String>,
 }
 
 /// Decides over the round as a whole: the restart budget, or the other nodes.
@@ -73,7 +76,7 @@ pub(crate) trait Coordinator: std::fmt::Debug {
     /// Takes note of what the supervisor has seen. Returns what the ranks are to do, and when to ask again.
     fn turn(&mut self, seen: &Seen) -> (Option<Order>, Option<Instant>);
 
-    /// The generation of the ranks has ended, as ordered, and these can go on; none where not all of them can.
+    /// These ranks can go on, as was asked by an order; none where not all of them can.
     fn regrouped(&mut self, slots: Option<Vec<usize>>);
 }
 
@@ -86,6 +89,10 @@ pub(crate) struct Seen {
     pub(crate) lost: Option<Failure>,
     /// The ranks here that wait for the next generation, and the rank that each blames.
     pub(crate) complaints: Vec<(usize, usize)>,
+    /// On several nodes, what to say of the places of lost ranks.
+    pub(crate) places: Places,
+    /// The newest generation of the ranks that has begun.
+    pub(crate) generation: u32,
     /// The last request to stop, whatever became of it.
     pub(crate) asked: Option<Asked>,
     /// SIGKILL was sent to what was left.
@@ -146,11 +153,14 @@ impl Supervisor<'_> {
                     None => self.look_for_a_cause(),
                     Some(_) => self.regroup_when_dead(),
                 };
-                look_again = look_again.into_iter().chain(self.fill_places()).min();
+                if self.regrouping.is_none() {
+                    look_again = look_again.into_iter().chain(self.fill_places()).min();
+                }
                 if self.seen.failure.is_some() && self.stage == Stage::Running {
                     self.enter(Stage::Reporting, self.job.report_time);
                 }
             }
+            self.seen.generation = self.generation;
             let (order, ask_again) = self.coordinator.turn(&self.seen);
             if let Some(order) = order {
                 self.obey(order);

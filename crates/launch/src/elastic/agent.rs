@@ -15,7 +15,9 @@ use super::clocks::Clocks;
 use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, decide};
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
-use super::record::{AgentId, Complaint, Ending, Page, Ports, Record, RoundId, State, Why};
+use super::record::{
+    AgentId, Complaint, Ending, Page, Places, Ports, Record, RoundId, State, Why,
+};
 
 /// How long the others wait at the end for the last lines of the rank that failed first.
 const LINES_WITHIN: Duration = Duration::from_secs(3);
@@ -60,6 +62,8 @@ pub(crate) struct Agent {
     opening: Option<RoundId>,
     /// The round for which the ranks' generation ends.
     regrouping: Option<RoundId>,
+    /// The invitation that this agent has said yes to and that was not begun yet. What the ranks do now, they do in that round.
+    invited: Option<RoundId>,
     last_turn: Duration,
     /// This process was stopped, or sent no sign of life for so long that the others cannot tell the difference.
     was_away: bool,
@@ -194,6 +198,14 @@ impl Agent {
                 self.opening = None;
                 self.set_state(now, State::Ready(round, ports), commands);
             }
+            Input::Places(places) => {
+                self.page.places = places;
+                self.say(now, true, commands);
+            }
+            Input::Begun(round) if self.ranks == Ranks::Live(round) => {
+                self.page.begun = round;
+                self.say(now, true, commands);
+            }
             Input::Complaints(complaints) => {
                 if let Ranks::Live(round) = self.ranks {
                     let complaint = |(by, of)| Complaint { round, by, of };
@@ -212,6 +224,8 @@ impl Agent {
             }
             Input::RankFailed(mut report) => {
                 if let (Ranks::Live(round), None, None) = (self.ranks, self.ending, self.signal) {
+                    let round = self.invited.unwrap_or(round);
+                    self.opening = None;
                     let noticed_us = self.noticed_at.as_micros();
                     report.is_later =
                         self.page.noticed == Some(round) && noticed_us < u128::from(report.at_us);
@@ -227,9 +241,12 @@ impl Agent {
                 self.say(now, true, commands);
             }
             Input::RanksEnded { well } => {
+                self.opening = None;
+                self.page.places = Places::default();
                 if let (true, None, None, Ranks::Live(round)) =
                     (well, self.signal, self.ending, self.ranks)
                 {
+                    let round = self.invited.unwrap_or(round);
                     self.set_state(now, State::Done(round), commands);
                 } else if let Some(signal) = self.signal {
                     self.set_state(now, State::Left(Some(signal)), commands);
@@ -238,6 +255,7 @@ impl Agent {
                 }
                 self.ranks = Ranks::None;
                 self.ending = None;
+                self.invited = None;
             }
             Input::Signal(signal) if self.signal.is_none() => {
                 self.signal = Some(signal);
@@ -302,8 +320,15 @@ impl Agent {
                         return Duration::MAX;
                     };
                     self.ranks = Ranks::Live(record.id);
-                    self.page.stop = None;
+                    self.invited = None;
                     self.page.is_spent = false;
+                    self.page.places = Places::default();
+                    if !record.is_invitation() {
+                        self.page.stop = None;
+                    }
+                    if !(record.is_invitation() && record.has_newcomers()) {
+                        self.page.begun = record.id;
+                    }
                     self.set_state(now, State::Running(record.id), commands);
                     commands.push(Command::Start(Box::new(record)));
                 }
@@ -521,6 +546,8 @@ impl Agent {
         commands: &mut Vec<Command>,
     ) {
         self.page.accepted = round;
+        let is_invitation = (self.record.as_ref()).is_some_and(Record::is_invitation);
+        self.invited = is_invitation.then_some(round);
         let has_ranks = !slots.is_empty();
         self.page.is_spent = !has_ranks;
         self.page.slots = slots;

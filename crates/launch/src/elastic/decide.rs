@@ -44,7 +44,9 @@ use self::members::{Cause, Gone};
 pub(crate) use self::rules::Rules;
 use super::arrange::{arrange, by_node_rank, disagreement};
 use super::leases::Ages;
-use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
+use super::record::{
+    AgentId, Ending, Member, Page, Phase, Record, Report, RoundId, State, Why,
+};
 use crate::stop::{Meaning, Stop, meaning};
 
 /// One page of the store and how old its signs are.
@@ -256,11 +258,15 @@ impl Known<'_> {
                 let is_ready = own && matches!(self.state, State::Ready(..) | State::Unable(_));
                 let acceptable =
                     record.id == self.accepted || record.id.number > self.accepted.number;
-                (!is_ready && acceptable).then_some(Decision::Prepare(record.id))
+                let is_over = record.is_invitation()
+                    && matches!(self.state, State::Failed(..) | State::Done(_));
+                (!is_ready && !is_over && acceptable).then_some(Decision::Prepare(record.id))
             }
             Phase::Running(_) if is_member && own => {
-                let goes_on = record.continues.is_some() && matches!(self.ranks, Ranks::Live(_));
-                let may_start = (idle || goes_on) && matches!(self.state, State::Ready(..));
+                let may_start = match record.continues {
+                    None => idle,
+                    Some(_) => matches!(self.ranks, Ranks::Live(_)),
+                } && matches!(self.state, State::Ready(..));
                 may_start.then_some(Decision::Start)
             }
             _ => (!idle).then_some(Decision::Stop),
@@ -391,6 +397,9 @@ impl Known<'_> {
         if !gone.is_empty() {
             return self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts);
         }
+        if let Some(decision) = self.interruption(record) {
+            return decision;
+        }
         let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
         if record
             .members
@@ -402,26 +411,18 @@ impl Known<'_> {
         let ready = |member: &&Member| matches!(state(member), Some(State::Ready(round, _)) if *round == record.id);
         let slow: Vec<_> = record.members.iter().filter(|m| !ready(m)).collect();
         if slow.is_empty() {
-            let mut members = record.members.clone();
+            let mut next = record.clone();
             if record.continues.is_some() {
-                for member in &mut members {
-                    let slots = self.page(member.id).map(|seen| seen.page.slots.clone());
-                    member.slots = slots.unwrap_or_default();
-                }
-                // A node without ranks can come back.
-                members.retain(|member| !member.slots.is_empty());
-                if members.len() < self.rules.nodes_min {
+                self.assemble(&mut next);
+                if next.members.len() < self.rules.nodes_min {
                     return self.start_anew(record);
                 }
             }
-            let Some(State::Ready(_, ports)) = members.first().and_then(state) else {
+            let Some(State::Ready(_, ports)) = next.members.first().and_then(state) else {
                 return Wait::for_news("the first node has not opened its ports");
             };
-            return self.publish(Record {
-                phase: Phase::Running(*ports),
-                members,
-                ..record.clone()
-            });
+            next.phase = Phase::Running(*ports);
+            return self.publish(next);
         }
         let left = self.rules.ready_timeout.saturating_sub(self.record_age);
         if !left.is_zero() {
@@ -483,18 +484,7 @@ impl Known<'_> {
             Cause::Wait(left) => {
                 return Wait::at_most(left, "it is open which rank failed first");
             }
-            Cause::Found(report) if stop.is_none() && report.failure.is_for_good().is_none() => {
-                let is_left = record.restarts < self.rules.max_restarts;
-                let (ending, why) = (Ending::Failed(report.clone()), Why::Failure(report));
-                return match (self.continued(record, &why), is_left) {
-                    (Some(_), _) => self.reform(record, &[], why, record.restarts),
-                    (None, true) => self.reform(record, &[], why, record.restarts + 1),
-                    (None, false) => self.publish_if_quorate(record, &[], ending),
-                };
-            }
-            Cause::Found(report) => {
-                return self.publish_if_quorate(record, &[], Ending::Failed(report));
-            }
+            Cause::Found(report) => return self.after_failure(record, report),
         }
         let done = |member: &&Member| matches!(state(member), Some(State::Done(_)));
         let done = record.members.iter().filter(done).count();
@@ -503,7 +493,16 @@ impl Known<'_> {
             return self.publish(self.ended(Some(record), ending));
         }
         // A job that is about to end is not started anew for a newcomer.
-        if done > 0 || self.rules.is_static || record.members.len() >= self.rules.nodes_max {
+        if done > 0 {
+            return Wait::for_news("the ranks run");
+        }
+        if let Some(next) = self.admission(record).filter(|_| stop.is_none()) {
+            return match self.has_quorum(record, &self.able(&[])) {
+                true => self.publish(next),
+                false => self.give_up_or_wait(),
+            };
+        }
+        if self.rules.is_static || record.members.len() >= self.rules.nodes_max {
             return Wait::for_news("the ranks run");
         }
         let room = self.rules.nodes_max - record.members.len();
@@ -522,6 +521,19 @@ impl Known<'_> {
             }
             Some(left) => Wait::at_most(left, "more nodes may come"),
             None => Wait::for_news("the ranks run"),
+        }
+    }
+
+    /// What follows the first failure.
+    fn after_failure(&self, record: &Record, report: Box<Report>) -> Decision {
+        let is_left = record.restarts < self.rules.max_restarts;
+        let is_end = self.stop(record).is_some() || report.failure.is_for_good().is_some();
+        let (ending, why) = (Ending::Failed(report.clone()), Why::Failure(report));
+        match (self.continued(record, &why), is_left) {
+            _ if is_end => self.publish_if_quorate(record, &[], ending),
+            (Some(_), _) => self.reform(record, &[], why, record.restarts),
+            (None, true) => self.reform(record, &[], why, record.restarts + 1),
+            (None, false) => self.publish_if_quorate(record, &[], ending),
         }
     }
 
@@ -561,9 +573,19 @@ impl Known<'_> {
         if let Some(next) = self.continuing(record, gone, &why) {
             return self.publish(next);
         }
-        // Another node's arrival is no restart for one whose ranks have failed.
-        let is_free = matches!(why, Why::Joined(_)) && restarts == record.restarts;
-        able.retain(|page| !(is_free && page.is_spent));
+        // To start the ranks of a node anew that have failed is a restart of the job, once.
+        let is_paid = |page: &Page| {
+            let has_begun = record.continues.is_some() || matches!(record.phase, Phase::Running(_));
+            restarts > record.restarts || !has_begun && record.position(page.id).is_some()
+        };
+        let mut price = 0;
+        if (able.iter()).any(|page| page.is_spent && !is_paid(page)) {
+            match restarts < self.rules.max_restarts {
+                true => price = 1,
+                false => able.retain(|page| !page.is_spent || is_paid(page)),
+            }
+        }
+        let restarts = restarts + price;
         let order = match self.rules.is_static {
             true => record.members.clone(),
             false => arrange(&record.ids(), &able, self.rules.nodes_max),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paceline_rendezvous::page::Generation;
 
-use super::record::{AgentId, Ending, Page, Ports, Record, Report, RoundId};
+use super::record::{AgentId, Ending, Page, Places, Ports, Record, Report, RoundId};
 use crate::stop::Stop;
 
 /// Something that happened.
@@ -29,11 +29,15 @@ pub(crate) enum Input {
     Published { store: String, record: Record },
     /// The connection is of no more use.
     Broken { store: String },
-    /// The generation of the ranks has ended, and these go on in the round; none where they cannot.
+    /// These ranks go on in the round; none where they cannot. Their generation has ended, unless the round is an invitation.
     Regrouped {
         round: RoundId,
         slots: Option<Vec<usize>>,
     },
+    /// What is to say of the places of lost ranks has changed.
+    Places(Places),
+    /// The ranks have followed the invitation to the round.
+    Begun(RoundId),
     /// The ports for a round are open.
     Opened(RoundId, Ports),
     /// A rank has failed first on this node.
@@ -92,7 +96,7 @@ pub(crate) enum Command {
     Tell { store: String, page: Box<Page> },
     /// Remove the page of an agent that is gone.
     Forget(AgentId),
-    /// End the generation of the ranks, for this round, which continues theirs.
+    /// Say which ranks go on in this round, which continues theirs. Their generation ends, unless the round is an invitation.
     Regroup(Box<Record>),
     /// Open the ports for a round in which this agent may come first.
     Open(RoundId),
@@ -118,6 +122,17 @@ pub(crate) enum Order {
         next: Generation,
         /// Why there is one, for people.
         why: String,
+    },
+    /// They work on. The supervisor says which ranks there are.
+    Stay,
+    /// They are invited to a generation with newcomers.
+    Invite {
+        /// None if there is no newcomer.
+        next: Option<Generation>,
+        /// How many processes may have been started in place of lost ones.
+        replacements: u32,
+        /// What people are told when the ranks have followed.
+        incidents: Vec<String>,
     },
 }
 

@@ -63,6 +63,10 @@ pub(crate) struct Page {
     pub(crate) slots: Vec<usize>,
     /// All its ranks failed, and the others went on without them.
     pub(crate) is_spent: bool,
+    /// What it says of the places of lost ranks.
+    pub(crate) places: Places,
+    /// The newest round that its ranks have begun: an invitation begins when they follow it.
+    pub(crate) begun: RoundId,
     /// Ranks here that wait for the next generation, and the rank that each blames.
     pub(crate) complaints: Vec<Complaint>,
     /// The newest record this agent knows, if the store that it is at does not have it: the job has gone on elsewhere.
@@ -77,6 +81,23 @@ pub(crate) struct Page {
     pub(crate) told: Option<Box<Report>>,
     /// The request to stop that the ranks of the present round got on this node, or that they stopped for.
     pub(crate) stop: Option<Stop>,
+}
+
+/// The places of lost ranks on a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Places {
+    /// How many processes it would start there, beside those that it may.
+    pub(crate) wanted: u32,
+    /// Processes that wait for the others to admit them.
+    pub(crate) newcomers: Vec<Newcomer>,
+}
+
+/// A process that has no part in the job yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Newcomer {
+    /// Its local number.
+    pub(crate) slot: usize,
+    pub(crate) pid: u32,
 }
 
 /// The options that must be the same on all nodes, as one agent was told.
@@ -229,6 +250,10 @@ pub(crate) struct Member {
     pub(crate) first: usize,
     /// Its processes in the round, by their local numbers. Of a round that continues another they are known once it runs.
     pub(crate) slots: Vec<usize>,
+    /// Those of them that the others are to admit in this round, at the end.
+    pub(crate) newcomers: Vec<Newcomer>,
+    /// How many processes it may have started in place of lost ones since then.
+    pub(crate) replacements: u32,
 }
 
 /// A rank that lives and says that another one, on whatever node, keeps its generation from going on. Both are ranks that
@@ -253,6 +278,8 @@ pub(crate) enum Why {
     Lost(Vec<String>),
     /// Agents have come: so many more nodes than before.
     Joined(usize),
+    /// Processes wait for the others to admit them, or a node asks whether it may start some.
+    Admission,
     /// The store's agent is gone, and this agent's store took its place.
     StoreLost,
 }
@@ -313,10 +340,25 @@ impl Record {
         self.members.iter().position(has)
     }
 
+    /// Whether it ends nothing: its ranks work on until they follow the invitation to its newcomers, if it has any.
+    pub(crate) fn is_invitation(&self) -> bool {
+        self.continues.is_some() && self.why == Why::Admission
+    }
+
+    /// Whether its ranks are another generation than before.
+    pub(crate) fn has_newcomers(&self) -> bool {
+        (self.members.iter()).any(|member| !member.newcomers.is_empty())
+    }
+
     /// The number of the generation of ranks that the round is. It grows as long as the same processes go on.
     pub(crate) fn generation(&self) -> u32 {
-        let since = self.continues.unwrap_or(self.id).number;
+        let since = self.since().number;
         u32::try_from(self.id.number.saturating_sub(since)).unwrap_or(u32::MAX)
+    }
+
+    /// The round that has started its processes.
+    pub(crate) fn since(&self) -> RoundId {
+        self.continues.unwrap_or(self.id)
     }
 
     /// Numbers the processes of a round that starts them.
@@ -325,6 +367,8 @@ impl Record {
         for member in &mut self.members {
             member.first = next;
             member.slots = (0..member.nproc).collect();
+            member.newcomers.clear();
+            member.replacements = 0;
             next += member.nproc;
         }
         self
@@ -385,6 +429,8 @@ impl Page {
             nproc: self.nproc,
             first: 0,
             slots: Vec::new(),
+            newcomers: Vec::new(),
+            replacements: 0,
         }
     }
 }
@@ -403,6 +449,8 @@ mod tests {
             nproc,
             first: 0,
             slots: Vec::new(),
+            newcomers: Vec::new(),
+            replacements: 0,
         };
         let record = Record {
             id: RoundId::default(),

@@ -4,6 +4,7 @@
 mod faults;
 mod invariants;
 mod outside;
+mod replacing;
 mod scenarios;
 mod schedules;
 
@@ -11,6 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
+use self::replacing::Seats;
 use super::agent::Agent;
 use super::decide::Rules;
 use super::messages::{Answer, Command, Exit, Found, How, Input};
@@ -116,6 +118,8 @@ enum Event {
     Look(usize, u64, String),
     RanksEnd(usize, u64, bool),
     RankFails(usize, u64, Box<Report>),
+    Replaced(usize, RoundId, usize),
+    Begin(RoundId),
 }
 
 #[derive(Debug, Clone)]
@@ -167,6 +171,9 @@ struct Running {
     slots: Vec<usize>,
     /// The round for which their generation has ended.
     waits_for: Option<RoundId>,
+    seats: Seats,
+    /// The newest invitation that they have followed.
+    has_begun: RoundId,
 }
 
 /// A started round and when each node joined in.
@@ -192,6 +199,8 @@ struct World {
     slow_ends: bool,
     /// Whether some ranks cannot go on without a lost one.
     some_are_unable: bool,
+    /// How many of a hundred processes in place of lost ranks die, before they are ready and afterwards.
+    replacements_die: u64,
     /// Whether a store outside of the job is down.
     is_down: bool,
 }
@@ -222,6 +231,7 @@ impl World {
             first_failure: BTreeMap::new(),
             slow_ends: false,
             some_are_unable: false,
+            replacements_die: 0,
             is_down: false,
         };
         for (host, at) in arrivals {
@@ -310,14 +320,17 @@ impl World {
                 }
             }
             Event::Look(node, connection, store) => self.look(node, connection, store),
+            Event::Replaced(node, since, slot) => self.replaced(node, since, slot),
+            Event::Begin(round) => self.begin(round),
             Event::RanksEnd(node, token, well) => self.ranks_end(node, token, well),
             Event::RankFails(node, token, report) => {
                 let running = self.nodes[node].ranks.as_mut();
                 if let Some(running) = running.filter(|r| r.token == token && !r.failed) {
                     running.failed = true;
-                    running
-                        .slots
-                        .retain(|slot| *slot != report.failure.local_rank);
+                    let lost = report.failure.local_rank;
+                    running.slots.retain(|slot| *slot != lost);
+                    running.seats.invited.retain(|slot| *slot != lost);
+                    running.seats.empty.push(lost);
                     let goes_on = self.rules.recovers_live && !running.slots.is_empty();
                     let number = running.record.id.number;
                     self.first_failure
@@ -395,12 +408,16 @@ impl World {
             }
             Command::Forget(id) => self.request(node, Request::Forget(id)),
             Command::Regroup(record) => {
-                let is_able = !(self.some_are_unable && self.dice.chance(5));
+                let is_invitation = record.is_invitation();
+                let is_able = is_invitation || !(self.some_are_unable && self.dice.chance(5));
                 let Some(running) = &mut self.nodes[node].ranks else {
                     // They have ended, and the agent is about to hear of it.
                     return;
                 };
-                running.waits_for = Some(record.id);
+                if !is_invitation {
+                    running.waits_for = Some(record.id);
+                    running.seats.take_back();
+                }
                 let answer = Input::Regrouped {
                     round: record.id,
                     slots: is_able.then(|| running.slots.clone()),
@@ -466,15 +483,23 @@ impl World {
             at: Vec::new(),
         });
         started.at.push((node, self.now));
+        let (slots, seats) = match going_on {
+            Some(running) if record.is_invitation() => return self.invite(node, running, record),
+            Some(going_on) => (going_on.slots, going_on.seats),
+            None => (slots, Seats::default()),
+        };
         self.nodes[node].ranks = Some(Running {
+            has_begun: record.id,
             record,
             token,
             failed: false,
-            slots: going_on.map_or(slots, |going_on| going_on.slots),
+            slots,
             waits_for: None,
+            seats,
         });
         let work = self.work + ms(self.dice.below(300));
         self.after(work, Event::RanksEnd(node, token, true));
+        self.tell_places(node);
     }
 
     /// Ranks end well only together: while one is missing the others wait for it.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::Phase;
 
 use super::{Stage, Supervisor};
+use crate::elastic::record::{Newcomer, Places};
 use crate::judge::Fault;
 use crate::recovery::{self, Due, Impossible, Mended, Next, Recovery};
 use crate::report::{Failure, count};
@@ -170,6 +171,7 @@ impl Supervisor<'_> {
         let next = self.page.newest_generation().saturating_add(1);
         self.page.explain_generation(next, incidents);
         self.generation = self.page.publish_generation(members);
+        self.invitation.clear();
         self.roster.go_on(members, &self.workers.states);
         self.mark_members();
         let verb = if members.len() == 1 { "goes" } else { "go" };
@@ -188,16 +190,25 @@ impl Supervisor<'_> {
             return;
         }
         self.generation = begun;
-        let admitted = self.roster.admit();
+        self.roster.admit();
         self.mark_members();
-        let now = count(self.roster.members().len(), "rank");
-        for rank in admitted {
-            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
-            eprintln!("rank {global} (pid {pid}) joins as a replacement; {now} go on");
+        for incident in self.invitation.drain(..) {
+            eprintln!("{incident}");
         }
     }
 
-    fn is_on_several_nodes(&self) -> bool {
+    /// Invites the ranks of this node, which is the only one.
+    fn invite(&mut self, members: &[usize]) {
+        let now = count(members.len(), "rank");
+        let line = |rank: &usize| {
+            let (rank, pid) = (self.place.first_rank + rank, self.workers.pid(*rank));
+            format!("rank {rank} (pid {pid}) joins as a replacement; {now} go on")
+        };
+        self.invitation = self.roster.invited().iter().map(line).collect();
+        self.page.invite_generation(members);
+    }
+
+    pub(super) fn is_on_several_nodes(&self) -> bool {
         self.job.cluster.is_some()
     }
 
@@ -211,16 +222,13 @@ impl Supervisor<'_> {
     /// Starts processes in place of lost ranks and invites the others to admit them. Says when to look again.
     pub(super) fn fill_places(&mut self) -> Option<Instant> {
         let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
-        if !self.job.recovers_live()
-            || self.is_on_several_nodes()
-            || !is_running
-            || self.given_up.is_some()
-        {
+        self.seen.places = Places::default();
+        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
             return None;
         }
         let ready_within = self.ready_within();
-        loop {
-            let page = self.page;
+        let page = self.page;
+        while self.regrouping.is_none() {
             let seen = recovery::Seen {
                 states: &self.workers.states,
                 admits: &|rank| page.slot(rank).admits(),
@@ -232,14 +240,31 @@ impl Supervisor<'_> {
                 Some(Due::Lost { rank, is_invited }) => self.lose_replacement(rank, is_invited),
                 Some(Due::Kill(rank)) => self.kill_replacement(rank),
                 Some(Due::Start(rank)) => self.start_replacement(rank),
-                Some(Due::Invite(members)) => {
-                    self.page.invite_generation(&members);
+                // The launchers have to agree on it first.
+                Some(Due::Invite(_)) if self.is_on_several_nodes() => {}
+                Some(Due::Invite(members)) => self.invite(&members),
+                None => {
+                    self.seen.places = self.places(&seen);
+                    break;
                 }
-                None => break,
             }
         }
         let soon = Instant::now() + JOIN_LOOK;
         self.roster.is_changing().then_some(soon)
+    }
+
+    /// What the other nodes have to know of the places of lost ranks here.
+    fn places(&self, seen: &recovery::Seen<'_>) -> Places {
+        let newcomer = |slot: &usize| Newcomer {
+            slot: *slot,
+            pid: self.workers.pid(*slot),
+        };
+        // One invitation at a time.
+        let waiting = (self.roster.invited().iter()).filter(|_| self.invitation.is_empty());
+        Places {
+            wanted: self.roster.wanted(seen),
+            newcomers: waiting.map(newcomer).collect(),
+        }
     }
 
     fn start_replacement(&mut self, rank: usize) {
@@ -288,7 +313,10 @@ impl Supervisor<'_> {
             self.roster.start_no_more();
         }
         let incident = format!("replacement of {}", failure.incident());
-        if is_invited {
+        if is_invited && self.is_on_several_nodes() && !self.invitation.is_empty() {
+            return self.tell_of_loss(failure);
+        }
+        if is_invited && !self.is_on_several_nodes() {
             let members = self.roster.members().to_vec();
             return self.publish(Some(failure.rank), &members, &incident);
         }

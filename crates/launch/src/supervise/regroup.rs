@@ -6,6 +6,14 @@
 //!    ends the generation      <----  regroup                 <----
 //!    these slots go on        ---->  its page: ready, slots  ---->   all are ready: the round runs
 //!    publishes the next one   <----  go on                   <----
+//!
+//!    wants to start processes ---->  its page: places        ---->   the next round is an invitation
+//!    these slots there are    <----  stay                    <----
+//!    works on                 ---->  its page: ready, slots  ---->   all are ready: the round runs
+//!    starts processes         <----  invite: so many         <----
+//!    these are ready          ---->  its page: places        ---->   an invitation, and all are ready
+//!    invites its ranks        <----  invite                  <----
+//!    its ranks have followed  ---->  its page: begun         ---->   the next invitation may follow
 //! ```
 
 use std::time::Instant;
@@ -13,6 +21,7 @@ use std::time::Instant;
 use paceline_rendezvous::page::Generation;
 
 use super::{Regrouping, Stage, Supervisor};
+use crate::elastic::record::Places;
 use crate::judge::Fault;
 use crate::report::{Failure, count};
 use crate::worker::KILLED_ENDS_WITHIN;
@@ -21,15 +30,27 @@ impl Supervisor<'_> {
     /// A rank of this node has failed, and it is dead: the others end their generation, and the launchers agree on the next.
     pub(super) fn tell_of_loss(&mut self, failure: Failure) {
         self.page.end_generations(failure.rank);
-        self.seen.lost = Some(failure);
+        let is_new = self.workers.states[failure.local_rank].is_new;
+        if is_new && failure.is_for_good().is_some() {
+            self.roster.start_no_more();
+        }
+        self.seen.lost = Some(Failure {
+            // The others go on without a replacement whose settings are wrong.
+            is_misconfigured: failure.is_misconfigured && !is_new,
+            ..failure
+        });
         self.regrouping = Some(Regrouping::Told);
     }
 
     pub(super) fn regroup(&mut self, culprit: Option<usize>) {
+        self.read_page();
         if self.stage == Stage::Running && !self.page.is_revoked() {
             self.page.end_generations(culprit);
             let hangs = culprit.and_then(|rank| self.local(rank));
-            let hangs = hangs.filter(|rank| self.workers.states[*rank].exit.is_none());
+            let hangs = hangs.filter(|rank| {
+                // Another process may be about to take the place.
+                self.roster.members().contains(rank) && self.workers.states[*rank].exit.is_none()
+            });
             if let (Some(rank), None) = (hangs, &self.given_up) {
                 let failure = self.describe(rank, Fault::Stalled, None, self.started.elapsed());
                 self.workers.kill(rank);
@@ -83,10 +104,36 @@ impl Supervisor<'_> {
         }
         self.roster.go_on(&next.members, &self.workers.states);
         self.mark_members();
+        self.invitation.clear();
+        self.seen.places = Places::default();
         self.seen.lost = None;
         self.seen.complaints.clear();
         self.regrouping = None;
         let verb = if next.world == 1 { "goes" } else { "go" };
         eprintln!("{why}; {} {verb} on", count(next.world, "rank"));
+    }
+
+    /// All nodes are ready to admit newcomers, and `replacements` processes may have been started here by now. The ranks work on
+    /// until they follow.
+    pub(super) fn invite_to(
+        &mut self,
+        next: Option<&Generation>,
+        replacements: u32,
+        incidents: Vec<String>,
+    ) {
+        self.roster.allow(replacements);
+        self.seen.places = Places::default();
+        let Some(next) = next.filter(|_| self.regrouping.is_none()) else {
+            return;
+        };
+        self.invitation = incidents;
+        let has_ended = |slot: &&usize| {
+            !self.roster.members().contains(slot) && !self.roster.invited().contains(slot)
+        };
+        if let Some(slot) = next.members.iter().find(has_ended) {
+            let failure = self.describe(*slot, Fault::LeftEarly, None, self.started.elapsed());
+            return self.tell_of_loss(failure);
+        }
+        self.page.invite(next);
     }
 }

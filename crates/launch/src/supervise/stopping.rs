@@ -16,6 +16,15 @@ impl Supervisor<'_> {
             Order::End(how) => self.end(how),
             Order::Regroup(culprit) => self.regroup(culprit),
             Order::GoOn { next, why } => self.go_on_in(&next, &why),
+            Order::Stay => {
+                let members = self.roster.members().to_vec();
+                self.coordinator.regrouped(Some(members));
+            }
+            Order::Invite {
+                next,
+                replacements,
+                incidents,
+            } => self.invite_to(next.as_ref(), replacements, incidents),
         }
     }
 

@@ -103,7 +103,7 @@ impl JobPage {
     /// Invites the ranks of the newest generation, which has begun, to form a later one of any nodes.
     ///
     /// Only the launcher may call it.
-    fn invite(&self, next: &Generation) {
+    pub fn invite(&self, next: &Generation) {
         self.write_generation(next);
         self.changed();
     }

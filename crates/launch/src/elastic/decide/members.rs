@@ -79,7 +79,7 @@ impl Known<'_> {
                 }
             }
             State::Left(None) => gone(format!("host {host} has left")),
-            State::Done(round) if *round == record.id => return None,
+            State::Done(round) if *round == record.id || record.is_invitation() => return None,
             _ if self.dead.contains(&id) => gone(format!("the agent on host {host} is gone")),
             _ if silent >= self.rules.lease => {
                 let seconds = silent.as_secs_f64();

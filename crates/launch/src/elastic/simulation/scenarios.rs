@@ -119,6 +119,94 @@ fn a_node_whose_ranks_have_failed_does_not_come_back_with_a_newcomer() {
     }
 }
 
+const fn loses_a_rank(node: usize) -> Fault {
+    Fault::RankFails {
+        node,
+        code: 7,
+        victims: false,
+    }
+}
+
+/// A job of three nodes with one, two and three ranks that recovers live and has so many restarts. Faults strike so many
+/// milliseconds after ten seconds. At `end` the next one has these nodes and so many ranks, and so many restarts are spent. The
+/// processes of the first round have worked on.
+fn check_replaced(
+    max_restarts: u32,
+    replacements_die: u64,
+    faults: impl Fn(u64) -> Vec<(u64, Fault)>,
+    expect: (&[usize], usize, u32),
+) {
+    let rules = Rules {
+        max_restarts,
+        ..live_rules()
+    };
+    for seed in 0..60 {
+        let mut world = running(seed, rules.clone(), 3);
+        world.replacements_die = replacements_die;
+        let before = world.whole_round().expect("checked").0.id;
+        let faults = faults(seed);
+        for (after, fault) in &faults {
+            world.fault(ms(10_000 + after), fault.clone());
+        }
+        world.run(ms(40_000));
+        let (record, _) = world.whole_round().expect("a round");
+        let scene = format!("seed {seed}: {faults:?} {record:?}");
+        let (nodes, ranks, restarts) = expect;
+        assert_eq!(nodes_of(record), nodes, "{scene}");
+        assert_eq!(record.world(), ranks, "{scene}");
+        assert_eq!(record.restarts, restarts, "{scene}");
+        assert_eq!(record.continues, Some(before), "{scene}");
+        let works = |node: &Node| node.ranks.as_ref().is_none_or(|ranks| ranks.has_begun == record.id);
+        assert!(world.nodes.iter().all(works), "{scene}");
+    }
+}
+
+#[test]
+fn lost_ranks_are_replaced_while_the_others_go_on_and_restarts_are_left() {
+    let all = &[0, 1, 2][..];
+    let lost = |nodes: &'static [usize]| move |_| nodes.iter().map(|node| (0, loses_a_rank(*node))).collect();
+    check_replaced(3, 0, lost(&[2]), (all, 6, 1));
+    check_replaced(2, 0, lost(&[1, 2]), (all, 6, 2));
+    check_replaced(1, 0, lost(&[1, 2]), (all, 5, 1));
+    let again = |_| vec![(0, loses_a_rank(2)), (9000, loses_a_rank(2)), (18_000, loses_a_rank(1))];
+    check_replaced(3, 0, again, (all, 6, 3));
+    check_replaced(2, 0, again, (all, 5, 2));
+}
+
+#[test]
+fn replacements_that_die_are_replaced_until_no_restart_is_left() {
+    let lost = |_| vec![(0, loses_a_rank(2))];
+    check_replaced(3, 100, lost, (&[0, 1, 2], 5, 3));
+}
+
+#[test]
+fn losses_while_a_replacement_joins_leave_the_others_at_work() {
+    // From the loss to some time after the replacement has joined.
+    let at = |seed: u64| 60 * seed;
+    let rank = |seed| vec![(0, loses_a_rank(2)), (at(seed), loses_a_rank(1))];
+    check_replaced(3, 0, rank, (&[0, 1, 2], 6, 2));
+    let node = |seed| vec![(0, loses_a_rank(2)), (at(seed), Fault::PowerOff(1))];
+    check_replaced(3, 0, node, (&[0, 2], 4, 1));
+    let cut_off = |seed| vec![(0, loses_a_rank(1)), (at(seed), Fault::CutOff(vec![2]))];
+    check_replaced(3, 0, cut_off, (&[0, 1], 3, 1));
+    let store = |seed| vec![(0, loses_a_rank(2)), (at(seed), Fault::Kill(0))];
+    check_replaced(3, 0, store, (&[1, 2], 5, 1));
+}
+
+#[test]
+fn a_node_whose_ranks_have_failed_does_not_come_back_for_free_with_a_round_that_loses_a_member() {
+    let rules = live_rules();
+    for seed in 0..60 {
+        let mut world = running(seed, rules.clone(), 3);
+        world.fault(ms(10_000), loses_a_rank(0));
+        world.fault(ms(15_000), Fault::Arrive { host: 9 });
+        world.fault(ms(16_000 + 5 * seed), Fault::PowerOff(2));
+        world.run(ms(30_000));
+        let (record, _) = world.whole_round().expect("a round");
+        assert_eq!(nodes_of(record), [1, 3], "seed {seed}: {record:?}");
+    }
+}
+
 #[test]
 fn a_stopped_agent_is_left_out_within_its_lease() {
     check(&rules(1, 3), 3, &[Fault::Stop(1)], &[0, 2], ms(4500));
