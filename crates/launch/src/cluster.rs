@@ -1,5 +1,7 @@
 //! A job on several nodes: this node's agent, driven by real time, real stores and real ranks.
 
+mod words;
+
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -17,6 +19,7 @@ use paceline_rendezvous::nodes;
 use paceline_rendezvous::page::Generation;
 use paceline_rendezvous::store::{Etcd, Server, StoreError};
 
+use self::words::{describe, joins};
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
 use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
@@ -107,6 +110,8 @@ struct NodeAgent<'a> {
     /// Inputs of the runtime itself.
     own: VecDeque<Input>,
     start: Option<Box<Record>>,
+    /// The number of the first rank, if the ranks that start are to join others.
+    joins: Option<usize>,
     order: Option<Order>,
     /// Whether ranks run here.
     is_running: bool,
@@ -253,6 +258,7 @@ impl<'a> NodeAgent<'a> {
             addr,
             own: VecDeque::new(),
             start: None,
+            joins: None,
             order: None,
             is_running: false,
             regrouping: RoundId::default(),
@@ -362,7 +368,13 @@ impl<'a> NodeAgent<'a> {
                     self.order = Some(self.go_on(&record));
                 }
             }
-            Command::Start(record) => self.start = Some(record),
+            Command::Start(record) => (self.start, self.joins) = (Some(record), None),
+            Command::Join(record, first) => {
+                (self.start, self.joins) = (Some(record), Some(first));
+            }
+            Command::Begin => {
+                self.order.get_or_insert(Order::Begin);
+            }
             Command::EndRanks(how) => {
                 // Between the command to start and the start nothing runs.
                 if self.start.take().is_some() {
@@ -424,7 +436,10 @@ impl<'a> NodeAgent<'a> {
         launcher: &Launcher<'_>,
         record: &Record,
     ) -> Result<round::RoundEnd, LaunchError> {
-        let place = self.place_in(record);
+        let place = match self.joins {
+            Some(first) => self.place_to_join(record, first),
+            None => self.place_in(record),
+        };
         self.heard_failure = false;
         self.heard = None;
         self.stop = None;
@@ -436,7 +451,7 @@ impl<'a> NodeAgent<'a> {
         self.world = record.world();
         let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
         let max_restarts = self.launcher.job.max_restarts;
-        let is_first = self.rounds == 0;
+        let (is_first, joins) = (self.rounds == 0, place.joins);
         let is_outside = self.cluster.store == StoreKind::Etcd;
         if let Some(rank) = launcher.job.stdin
             && is_first
@@ -449,6 +464,7 @@ impl<'a> NodeAgent<'a> {
         let notice = || {
             if let Some(what) = describe(record, is_outside)
                 && !is_first
+                && !joins
             {
                 match &record.why {
                     Why::Failure(_) => {
@@ -564,6 +580,21 @@ impl<'a> NodeAgent<'a> {
             store: join(first_addr, ports.store),
             restarts: record.restarts,
             replacements_max: 0,
+            joins: false,
+        }
+    }
+
+    /// The place of ranks that the others are to admit. They get their numbers in the job's generations when these do so.
+    fn place_to_join(&self, record: &Record, first: usize) -> NodePlace {
+        let node_count = record.members.len();
+        NodePlace {
+            first_rank: first,
+            world: record.world().max(first + self.launcher.job.nproc),
+            node_rank: node_count,
+            node_count: node_count + 1,
+            restarts: record.restarts_before,
+            joins: true,
+            ..self.place_in(record)
         }
     }
 
@@ -720,41 +751,6 @@ fn join_all(threads: Vec<JoinHandle<()>>) {
         // A thread that panicked has printed that; the job's end does not depend on it.
         let _ = thread.join();
     }
-}
-
-/// Why a round was begun, for people.
-fn describe(record: &Record, is_outside: bool) -> Option<String> {
-    Some(match &record.why {
-        Why::Start => return None,
-        Why::Failure(report) => report.failure.headline(),
-        Why::Hung(complaint) => format!(
-            "rank {} hangs, as rank {} reports, and was killed",
-            complaint.of, complaint.by
-        ),
-        Why::Lost(names) => names.join(", "),
-        Why::Joined(1) => "a node has joined".to_owned(),
-        Why::Joined(nodes) => format!("{nodes} nodes have joined"),
-        Why::Admission => "too few nodes have ranks".to_owned(),
-        Why::StoreLost if is_outside => "the job's record in etcd was lost".to_owned(),
-        Why::StoreLost => {
-            "the node with the job's store was lost, and another took over".to_owned()
-        }
-    })
-}
-
-/// The newcomers of a round, each in a line for people.
-fn joins(record: &Record) -> Vec<String> {
-    let now = count(record.world(), "rank");
-    let mut lines = Vec::new();
-    for (node, member) in record.members.iter().enumerate() {
-        for newcomer in &member.newcomers {
-            let (rank, pid, host) = (member.first + newcomer.slot, newcomer.pid, &member.host);
-            lines.push(format!(
-                "rank {rank} (node {node}, host {host}, pid {pid}) joins as a replacement; {now} go on"
-            ));
-        }
-    }
-    lines
 }
 
 /// The failure for the other nodes.

@@ -22,8 +22,8 @@ pub enum Recovery {
     /// [`Live`](Self::Live) if all ranks say that they go on, else [`Restart`](Self::Restart).
     #[default]
     Auto,
-    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). On one node lost
-    /// ranks are replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
+    /// The ranks that are left go on, where all of them can; else as [`Restart`](Self::Restart). Lost ranks
+    /// are replaced, where the others can admit them, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Live,
     /// All ranks are started again, as often as [`Job::max_restarts`](crate::Job::max_restarts) says.
     Restart,
@@ -171,6 +171,14 @@ impl Roster {
         }
     }
 
+    /// Of a node all of whose ranks are to join a job that runs.
+    pub(crate) fn joining(ranks: usize) -> Self {
+        Self {
+            starting: (0..ranks).collect(),
+            ..Self::new(0, 0)
+        }
+    }
+
     pub(crate) fn members(&self) -> &[usize] {
         &self.members
     }
@@ -305,6 +313,10 @@ impl Roster {
             return Some(Due::Start(rank));
         }
         if !self.invited.is_empty() {
+            return None;
+        }
+        // A node joins with all its ranks at once.
+        if self.members.is_empty() && !self.starting.iter().all(|rank| (seen.is_ready)(*rank)) {
             return None;
         }
         let ready = |rank: &mut usize| (seen.is_ready)(*rank);

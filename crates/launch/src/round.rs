@@ -68,6 +68,8 @@ pub(crate) struct NodePlace {
     pub(crate) restarts: u32,
     /// How many lost ranks may be replaced.
     pub(crate) replacements_max: u32,
+    /// Whether these ranks are to join others that train.
+    pub(crate) joins: bool,
 }
 
 impl NodePlace {
@@ -154,7 +156,10 @@ pub(crate) fn run(
             ..Seen::default()
         },
         generation: 0,
-        roster: Roster::new(job.nproc, place.replacements_max),
+        roster: match place.joins {
+            true => Roster::joining(job.nproc),
+            false => Roster::new(job.nproc, place.replacements_max),
+        },
         looked_at: Duration::ZERO,
         trains_since: None,
         mended: None,
@@ -180,6 +185,8 @@ pub(crate) fn run(
         .map(|(rank, state)| (state.exit.map(|exit| exit.how), page.slot(rank).stopped()))
         .collect();
     let is_well = (ends.iter()).all(|(how, stopped)| how.is_some_and(|how| is_well(how, *stopped)));
+    // Ranks that have not joined the others have done nothing well.
+    let is_well = is_well && !ends.is_empty();
     let failure = seen
         .failure
         .or(seen.lost)

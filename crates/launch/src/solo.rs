@@ -33,6 +33,7 @@ pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
             store: store.addr().to_string(),
             restarts,
             replacements_max: job.max_restarts - restarts - replaced,
+            joins: false,
         };
         let mut budget = Budget {
             left: place.replacements_max,

@@ -61,9 +61,14 @@ impl Workers {
             first_rank: shared.place.first_rank,
         };
         for rank in 0..job.nproc {
-            let worker = workers.spawn(job, plan, shared, output, (rank, 0))?;
+            let joins = shared.place.joins;
+            let worker = workers.spawn(job, plan, shared, output, (rank, joins.into()))?;
             workers.processes.push(worker);
-            workers.states.push(WorkerState::default());
+            workers.states.push(WorkerState {
+                is_out: joins,
+                is_new: joins,
+                ..WorkerState::default()
+            });
             workers.tell(rank, true);
         }
         Ok(workers)

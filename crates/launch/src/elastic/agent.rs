@@ -16,7 +16,7 @@ use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, deci
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
 use super::record::{
-    AgentId, Complaint, Ending, Page, Places, Ports, Record, RoundId, State, Why,
+    AgentId, Complaint, Ending, Joins, Page, Places, Ports, Record, RoundId, State, Why,
 };
 
 /// How long the others wait at the end for the last lines of the rank that failed first.
@@ -158,6 +158,7 @@ impl Agent {
             self.act(now, &mut commands)
         };
         self.was_away = false;
+        self.begin_with_the_others(&mut commands);
         self.keep_in_touch(now, &mut commands);
         (commands, wake.min(self.next_chore(now)))
     }
@@ -199,11 +200,14 @@ impl Agent {
                 self.set_state(now, State::Ready(round, ports), commands);
             }
             Input::Places(places) => {
+                self.page.admits |= places.admits;
                 self.page.places = places;
+                self.settle();
                 self.say(now, true, commands);
             }
             Input::Begun(round) if self.ranks == Ranks::Live(round) => {
                 self.page.begun = round;
+                self.settle();
                 self.say(now, true, commands);
             }
             Input::Complaints(complaints) => {
@@ -243,6 +247,11 @@ impl Agent {
             Input::RanksEnded { well } => {
                 self.opening = None;
                 self.page.places = Places::default();
+                self.page.admits = false;
+                if self.page.joins.take().is_some() && self.ending.is_none() {
+                    self.page.is_spent = true;
+                    self.page.failed_joins += 1;
+                }
                 if let (true, None, None, Ranks::Live(round)) =
                     (well, self.signal, self.ending, self.ranks)
                 {
@@ -332,6 +341,16 @@ impl Agent {
                     self.set_state(now, State::Running(record.id), commands);
                     commands.push(Command::Start(Box::new(record)));
                 }
+                Decision::Join(first) => {
+                    let Some(record) = self.record.clone() else {
+                        return Duration::MAX;
+                    };
+                    let since = record.since();
+                    self.ranks = Ranks::Live(record.id);
+                    self.page.joins = Some(Joins { since, first });
+                    self.set_state(now, State::Idle, commands);
+                    commands.push(Command::Join(Box::new(record), first));
+                }
                 Decision::Stop => {
                     self.end_ranks(How::Next, commands);
                     return Duration::MAX;
@@ -360,9 +379,8 @@ impl Agent {
         Known {
             rules: &self.rules,
             me: self.page.id,
-            state: &self.page.state,
+            own: &self.page,
             ranks: self.ranks,
-            accepted: self.page.accepted,
             is_attached: matches!(self.link, Link::At(_)) && !self.pages.is_empty(),
             is_host: self.is_host(),
             record: self.current(),
@@ -483,12 +501,9 @@ impl Agent {
     }
 
     fn on_published(&mut self, now: Duration, record: Record, commands: &mut Vec<Command>) {
-        let won = self.publishing.as_ref() == Some(&record);
-        self.publishing = None;
-        if Some(record.stage()) >= self.record.as_ref().map(Record::stage) {
+        // Another record that has won comes with the pages that belong to it: beside older ones its members would seem to be gone.
+        if self.publishing.as_ref() == Some(&record) {
             self.set_record(now, Some(record));
-        }
-        if won {
             for page in &self.pages {
                 let is_gone = self.leases.ages(now, page.id).silent >= self.rules.lease;
                 if is_gone && !matches!(page.state, State::Left(_) | State::Done(_)) {
@@ -549,13 +564,38 @@ impl Agent {
         let is_invitation = (self.record.as_ref()).is_some_and(Record::is_invitation);
         self.invited = is_invitation.then_some(round);
         let has_ranks = !slots.is_empty();
-        self.page.is_spent = !has_ranks;
+        if self.page.joins.is_none() {
+            self.page.is_spent = !has_ranks;
+        }
         self.page.slots = slots;
         if has_ranks {
             self.opening = Some(round);
             commands.push(Command::Open(round));
         } else {
             self.set_state(now, State::Ready(round, Ports::default()), commands);
+        }
+    }
+
+    /// Once the others have admitted its ranks and these have the job's state, this node is one of them.
+    fn settle(&mut self) {
+        let has_begun = self.ranks == Ranks::Live(self.page.begun);
+        if has_begun && !self.page.places.is_admitting {
+            self.page.joins = None;
+        }
+    }
+
+    /// Has the ranks that join a job begin when those that admit them have begun: these may be within a long step for now.
+    fn begin_with_the_others(&self, commands: &mut Vec<Command>) {
+        let round = self.record.as_ref().map(|record| record.id);
+        let (Some(round), Some(_)) = (round, self.page.joins) else {
+            return;
+        };
+        let has_begun = |page: &Page| page.begun == round && page.joins.is_none();
+        let is_due = self.ranks == Ranks::Live(round)
+            && self.page.begun != round
+            && self.pages.iter().any(has_begun);
+        if is_due && self.page.state == State::Running(round) {
+            commands.push(Command::Begin);
         }
     }
 

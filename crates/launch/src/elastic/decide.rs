@@ -44,9 +44,7 @@ use self::members::{Cause, Gone};
 pub(crate) use self::rules::Rules;
 use super::arrange::{arrange, by_node_rank, disagreement};
 use super::leases::Ages;
-use super::record::{
-    AgentId, Ending, Member, Page, Phase, Record, Report, RoundId, State, Why,
-};
+use super::record::{AgentId, Ending, Member, Page, Phase, Record, RoundId, State, Why};
 use crate::stop::{Meaning, Stop, meaning};
 
 /// One page of the store and how old its signs are.
@@ -78,10 +76,9 @@ pub(crate) struct Loss {
 pub(crate) struct Known<'a> {
     pub(crate) rules: &'a Rules,
     pub(crate) me: AgentId,
-    /// What this agent has said last; its page in the store may be older.
-    pub(crate) state: &'a State,
+    /// What this agent says; its page in the store may be older.
+    pub(crate) own: &'a Page,
     pub(crate) ranks: Ranks,
-    pub(crate) accepted: RoundId,
     /// Whether it is connected to a store.
     pub(crate) is_attached: bool,
     /// Whether that store runs in this agent.
@@ -122,6 +119,8 @@ pub(crate) enum Decision {
     Prepare(RoundId),
     /// Start the ranks of the record's round.
     Start,
+    /// Start ranks that the others are to admit, the first with this number.
+    Join(usize),
     /// End the ranks in good order: this agent is not part of the round.
     Stop,
     /// Kill the ranks at once: the others may go on without this agent.
@@ -229,7 +228,10 @@ impl Known<'_> {
         if self.contact >= limit {
             return Some(Fence::NoContact);
         }
-        let went_on = |memory: &Record| memory.id.number > round.number;
+        // A round that was to continue with these ranks cannot have begun without them.
+        let waits_for_me =
+            |memory: &Record| memory.continues.is_some() && memory.position(self.me).is_some();
+        let went_on = |memory: &Record| memory.id.number > round.number && !waits_for_me(memory);
         if self.record.is_none() && self.memory.is_some_and(went_on) {
             return Some(Fence::NoQuorum);
         }
@@ -252,24 +254,27 @@ impl Known<'_> {
     fn follow(&self, record: &Record) -> Option<Decision> {
         let is_member = record.position(self.me).is_some();
         let idle = matches!(self.ranks, Ranks::None);
-        let own = self.state.round() == Some(record.id);
+        let state = &self.own.state;
+        let own = state.round() == Some(record.id);
         match &record.phase {
             Phase::Forming if is_member => {
-                let is_ready = own && matches!(self.state, State::Ready(..) | State::Unable(_));
-                let acceptable =
-                    record.id == self.accepted || record.id.number > self.accepted.number;
+                let is_ready = own && matches!(state, State::Ready(..) | State::Unable(_));
+                let accepted = self.own.accepted;
+                let acceptable = record.id == accepted || record.id.number > accepted.number;
+                // Ranks that have ended are at no invitation.
                 let is_over = record.is_invitation()
-                    && matches!(self.state, State::Failed(..) | State::Done(_));
+                    && (idle || matches!(state, State::Failed(..) | State::Done(_)));
                 (!is_ready && !is_over && acceptable).then_some(Decision::Prepare(record.id))
             }
             Phase::Running(_) if is_member && own => {
                 let may_start = match record.continues {
                     None => idle,
                     Some(_) => matches!(self.ranks, Ranks::Live(_)),
-                } && matches!(self.state, State::Ready(..));
+                } && matches!(state, State::Ready(..));
                 may_start.then_some(Decision::Start)
             }
-            _ => (!idle).then_some(Decision::Stop),
+            _ if idle => self.to_join(record).map(Decision::Join),
+            _ => (!self.may_wait_to_join(record)).then_some(Decision::Stop),
         }
     }
 
@@ -440,21 +445,6 @@ impl Known<'_> {
         self.reform(record, &gone, Why::Lost(words(&gone)), record.restarts)
     }
 
-    /// The round after one that was to continue another and cannot.
-    fn start_anew(&self, record: &Record) -> Decision {
-        let ended = Record {
-            continues: None,
-            ..record.clone()
-        };
-        match &record.why {
-            Why::Failure(report) if record.restarts >= self.rules.max_restarts => {
-                self.publish_if_quorate(record, &[], Ending::Failed(report.clone()))
-            }
-            Why::Failure(_) => self.reform(&ended, &[], record.why.clone(), record.restarts + 1),
-            why => self.reform(&ended, &[], why.clone(), record.restarts),
-        }
-    }
-
     fn lead_running(&self, record: &Record) -> Decision {
         if self.is_one_leaving(record) {
             return Wait::for_news(LEAVING);
@@ -502,7 +492,8 @@ impl Known<'_> {
                 false => self.give_up_or_wait(),
             };
         }
-        if self.rules.is_static || record.members.len() >= self.rules.nodes_max {
+        let is_full = record.members.len() >= self.rules.nodes_max;
+        if self.rules.is_static || is_full || self.admits(record) {
             return Wait::for_news("the ranks run");
         }
         let room = self.rules.nodes_max - record.members.len();
@@ -524,22 +515,11 @@ impl Known<'_> {
         }
     }
 
-    /// What follows the first failure.
-    fn after_failure(&self, record: &Record, report: Box<Report>) -> Decision {
-        let is_left = record.restarts < self.rules.max_restarts;
-        let is_end = self.stop(record).is_some() || report.failure.is_for_good().is_some();
-        let (ending, why) = (Ending::Failed(report.clone()), Why::Failure(report));
-        match (self.continued(record, &why), is_left) {
-            _ if is_end => self.publish_if_quorate(record, &[], ending),
-            (Some(_), _) => self.reform(record, &[], why, record.restarts),
-            (None, true) => self.reform(record, &[], why, record.restarts + 1),
-            (None, false) => self.publish_if_quorate(record, &[], ending),
-        }
-    }
-
     /// Too few for a round: begin one as soon as there are enough.
     fn refill(&self, record: &Record) -> Decision {
-        let able = self.able(&[]);
+        let mut able = self.able(&[]);
+        let is_left = record.restarts < self.rules.max_restarts;
+        able.retain(|page| is_left || has_paid(page, record));
         if able.len() >= self.rules.nodes_min {
             return self.reform(record, &[], record.why.clone(), record.restarts);
         }
@@ -574,18 +554,10 @@ impl Known<'_> {
             return self.publish(next);
         }
         // To start the ranks of a node anew that have failed is a restart of the job, once.
-        let is_paid = |page: &Page| {
-            let has_begun = record.continues.is_some() || matches!(record.phase, Phase::Running(_));
-            restarts > record.restarts || !has_begun && record.position(page.id).is_some()
-        };
-        let mut price = 0;
-        if (able.iter()).any(|page| page.is_spent && !is_paid(page)) {
-            match restarts < self.rules.max_restarts {
-                true => price = 1,
-                false => able.retain(|page| !page.is_spent || is_paid(page)),
-            }
-        }
-        let restarts = restarts + price;
+        let is_paid = |page: &Page| restarts > record.restarts || has_paid(page, record);
+        let is_left = restarts < self.rules.max_restarts;
+        able.retain(|page| is_left || is_paid(page));
+        let restarts = restarts + u32::from(!able.iter().all(|page| is_paid(page)));
         let order = match self.rules.is_static {
             true => record.members.clone(),
             false => arrange(&record.ids(), &able, self.rules.nodes_max),
@@ -604,6 +576,7 @@ impl Known<'_> {
             before: started(record),
             taken_over: is_taken_over(record),
             restarts,
+            restarts_before: restarts,
             why,
         })
     }
@@ -759,6 +732,7 @@ impl Known<'_> {
             before: after.map(started).unwrap_or_default(),
             taken_over: after.is_some_and(is_taken_over),
             restarts,
+            restarts_before: restarts,
             why,
         };
         record.with_new_processes()
@@ -781,6 +755,13 @@ impl Known<'_> {
 
 fn words(gone: &[Gone]) -> Vec<String> {
     gone.iter().map(|gone| gone.why.clone()).collect()
+}
+
+/// Whether to start this node's ranks in the round after `record` is no restart: none of them have failed, or the price was paid
+/// for a round that has not started.
+fn has_paid(page: &Page, record: &Record) -> bool {
+    let has_started = record.continues.is_some() || matches!(record.phase, Phase::Running(_));
+    !page.is_spent || !has_started && record.position(page.id).is_some()
 }
 
 /// The agents of the last round that was started, as of `record`.

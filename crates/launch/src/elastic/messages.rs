@@ -102,6 +102,10 @@ pub(crate) enum Command {
     Open(RoundId),
     /// Start the ranks of this round, or have them go on in it.
     Start(Box<Record>),
+    /// Start ranks that the others of this record's round are to admit, the first with this number.
+    Join(Box<Record>, usize),
+    /// The others have followed the invitation to the ranks here, which may begin.
+    Begin,
     /// End the ranks.
     EndRanks(How),
     /// Tell people.
@@ -125,6 +129,8 @@ pub(crate) enum Order {
     },
     /// They work on. The supervisor says which ranks there are.
     Stay,
+    /// The ranks that all are newcomers may begin.
+    Begin,
     /// They are invited to a generation with newcomers.
     Invite {
         /// None if there is no newcomer.

@@ -5,6 +5,7 @@
 //! would begin round 7, one does.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -67,6 +68,12 @@ pub(crate) struct Page {
     pub(crate) places: Places,
     /// The newest round that its ranks have begun: an invitation begins when they follow it.
     pub(crate) begun: RoundId,
+    /// Whether its ranks admit newcomers.
+    pub(crate) admits: bool,
+    /// Its ranks are to join a job that runs.
+    pub(crate) joins: Option<Joins>,
+    /// How often its processes have all ended before they had joined.
+    pub(crate) failed_joins: u32,
     /// Ranks here that wait for the next generation, and the rank that each blames.
     pub(crate) complaints: Vec<Complaint>,
     /// The newest record this agent knows, if the store that it is at does not have it: the job has gone on elsewhere.
@@ -90,6 +97,19 @@ pub(crate) struct Places {
     pub(crate) wanted: u32,
     /// Processes that wait for the others to admit them.
     pub(crate) newcomers: Vec<Newcomer>,
+    /// Whether all ranks take part in the training by now, which tells the others how to admit newcomers.
+    pub(crate) admits: bool,
+    /// Whether ranks that the others have admitted have not the job's state yet.
+    pub(crate) is_admitting: bool,
+}
+
+/// A node whose ranks are to join a job that runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Joins {
+    /// The round that has started the processes of the others.
+    pub(crate) since: RoundId,
+    /// The rank with which the first of its processes was started.
+    pub(crate) first: usize,
 }
 
 /// A process that has no part in the job yet.
@@ -219,8 +239,9 @@ pub(crate) struct Record {
     pub(crate) before: Vec<AgentId>,
     /// The store took the place of a lost one, and no round was started in it before this one.
     pub(crate) taken_over: bool,
-    /// Restarts of the job's budget that are spent.
+    /// Restarts of the job's budget that are spent, and those that were when its processes were started.
     pub(crate) restarts: u32,
+    pub(crate) restarts_before: u32,
     /// Why this round was begun.
     pub(crate) why: Why,
 }
@@ -336,7 +357,7 @@ impl Record {
 
     /// The node with the process that was started as this rank.
     pub(crate) fn node_of(&self, started: usize) -> Option<usize> {
-        let has = |member: &Member| (member.first..member.first + member.nproc).contains(&started);
+        let has = |member: &Member| member.started().contains(&started);
         self.members.iter().position(has)
     }
 
@@ -363,6 +384,7 @@ impl Record {
 
     /// Numbers the processes of a round that starts them.
     pub(crate) fn with_new_processes(mut self) -> Self {
+        self.restarts_before = self.restarts;
         let mut next = 0;
         for member in &mut self.members {
             member.first = next;
@@ -395,6 +417,13 @@ impl Record {
     }
 }
 
+impl Member {
+    /// The ranks that its processes were started with.
+    pub(crate) fn started(&self) -> Range<usize> {
+        self.first..self.first + self.nproc
+    }
+}
+
 impl Report {
     /// Whether both are about the same end of the same process.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
@@ -412,6 +441,12 @@ impl Report {
 }
 
 impl Page {
+    /// The ranks that its processes were started with, if they are to join a job that runs.
+    pub(crate) fn joining(&self) -> Option<Range<usize>> {
+        self.joins
+            .map(|joins| joins.first..joins.first + self.nproc)
+    }
+
     /// The node for people.
     pub(crate) fn name(&self) -> String {
         match self.node_rank {
@@ -460,6 +495,7 @@ mod tests {
             before: Vec::new(),
             taken_over: false,
             restarts: 0,
+            restarts_before: 0,
             why: Why::Start,
         }
         .with_new_processes();

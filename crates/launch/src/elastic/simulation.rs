@@ -118,7 +118,9 @@ enum Event {
     Look(usize, u64, String),
     RanksEnd(usize, u64, bool),
     RankFails(usize, u64, Box<Report>),
-    Replaced(usize, RoundId, usize),
+    Joins(usize, RoundId, usize),
+    BeginHere(usize),
+    Settled(usize, RoundId),
     Begin(RoundId),
 }
 
@@ -144,6 +146,7 @@ struct Node {
     host: String,
     /// How far its clock is ahead of the world's; nothing that is decided may depend on it.
     ahead: Duration,
+    nproc: usize,
     /// Whether the process lives, and whether its machine does.
     alive: bool,
     powered: bool,
@@ -199,8 +202,10 @@ struct World {
     slow_ends: bool,
     /// Whether some ranks cannot go on without a lost one.
     some_are_unable: bool,
-    /// How many of a hundred processes in place of lost ranks die, before they are ready and afterwards.
-    replacements_die: u64,
+    /// How many of a hundred processes that are to join die, before they are ready and afterwards.
+    newcomers_die: u64,
+    /// Whether ranks admit others.
+    admits: bool,
     /// Whether a store outside of the job is down.
     is_down: bool,
 }
@@ -231,7 +236,8 @@ impl World {
             first_failure: BTreeMap::new(),
             slow_ends: false,
             some_are_unable: false,
-            replacements_die: 0,
+            newcomers_die: 0,
+            admits: true,
             is_down: false,
         };
         for (host, at) in arrivals {
@@ -320,7 +326,9 @@ impl World {
                 }
             }
             Event::Look(node, connection, store) => self.look(node, connection, store),
-            Event::Replaced(node, since, slot) => self.replaced(node, since, slot),
+            Event::Joins(node, since, slot) => self.joins(node, since, slot),
+            Event::BeginHere(node) => self.begin_here(node),
+            Event::Settled(node, round) => self.settled(node, round),
             Event::Begin(round) => self.begin(round),
             Event::RanksEnd(node, token, well) => self.ranks_end(node, token, well),
             Event::RankFails(node, token, report) => {
@@ -330,6 +338,7 @@ impl World {
                     let lost = report.failure.local_rank;
                     running.slots.retain(|slot| *slot != lost);
                     running.seats.invited.retain(|slot| *slot != lost);
+                    running.seats.new.retain(|slot| *slot != lost);
                     running.seats.empty.push(lost);
                     let goes_on = self.rules.recovers_live && !running.slots.is_empty();
                     let number = running.record.id.number;
@@ -416,7 +425,7 @@ impl World {
                 };
                 if !is_invitation {
                     running.waits_for = Some(record.id);
-                    running.seats.take_back();
+                    running.take_back();
                 }
                 let answer = Input::Regrouped {
                     round: record.id,
@@ -436,6 +445,8 @@ impl World {
                 );
             }
             Command::Start(record) => self.start(node, *record),
+            Command::Join(record, _) => self.join(node, *record),
+            Command::Begin => self.after(ms(1), Event::BeginHere(node)),
             Command::EndRanks(how) => {
                 let Some(token) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.token) else {
                     // They have ended, and the agent is about to hear of it.

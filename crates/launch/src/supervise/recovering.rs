@@ -250,7 +250,8 @@ impl Supervisor<'_> {
             }
         }
         let soon = Instant::now() + JOIN_LOOK;
-        self.roster.is_changing().then_some(soon)
+        let is_changing = self.roster.is_changing() || !self.invitation.is_empty();
+        is_changing.then_some(soon)
     }
 
     /// What the other nodes have to know of the places of lost ranks here.
@@ -261,7 +262,10 @@ impl Supervisor<'_> {
         };
         // One invitation at a time.
         let waiting = (self.roster.invited().iter()).filter(|_| self.invitation.is_empty());
+        let mut members = self.roster.members().iter();
         Places {
+            admits: self.trains_since.is_some(),
+            is_admitting: members.any(|rank| self.workers.states[*rank].is_new),
             wanted: self.roster.wanted(seen),
             newcomers: waiting.map(newcomer).collect(),
         }
@@ -332,7 +336,8 @@ impl Supervisor<'_> {
         let states = &self.workers.states;
         let is_over = self.seen.failure.is_some()
             || self.seen.asked.is_some_and(Asked::is_ending)
-            || (states.iter()).all(|state| state.is_out || state.exit.is_some());
+            || !self.roster.members().is_empty()
+                && (states.iter()).all(|state| state.is_out || state.exit.is_some());
         if is_over {
             self.kill_outsiders();
         }

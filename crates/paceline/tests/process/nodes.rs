@@ -1,5 +1,5 @@
-//! Live recovery over two nodes, in network namespaces: a rank, a node or the cable between them is lost, and the others end with
-//! the same bits in the same processes.
+//! Live recovery over two nodes, in network namespaces: a rank, a node or the cable between them is lost, ranks and nodes come, and
+//! the others end with the same bits in the same processes.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,9 +12,9 @@ use super::support::{LIMIT, PACELINE, Running, command, metrics, paceline, steps
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
 const STEPS: u64 = 270;
 
-/// Two connected nodes that share a folder. The arguments are the program of both. `a.err`, `b.out` and `b.err` have what they
-/// say. A process keeps the network of the second when its launcher is killed. `FAULT` strikes when something is written to
-/// `strike`. It ends with the code of `SURVIVOR`.
+/// Two nodes that share a folder. The arguments are the program of both. `a.err`, `b.out` and `b.err` have what they say. A
+/// process keeps the network of the second when its launcher is killed. `MEET` runs when both have begun: they are connected when
+/// something is written to `connected`. `FAULT` strikes when something is written to `strike`. It ends with the code of `SURVIVOR`.
 const TWO_NODES: &str = r#"
 hostname host-a
 ip link set lo up
@@ -30,8 +30,7 @@ ip addr add 10.77.0.1/24 dev pace0
 ip link set pace0 up
 "$@" 2> a.err &
 a=$!
-until grep -q " joined (" a.err; do sleep 0.05; done
-echo > connected
+eval "$MEET"
 read _ < strike
 eval "$FAULT"
 eval "wait \$$SURVIVOR"
@@ -41,9 +40,14 @@ wait
 exit $code
 "#;
 
+/// Once the first node waits.
+const AT_ONCE: &str = r#"until grep -q " joined (" a.err; do sleep 0.05; done; echo > connected"#;
+
 /// A fault and its outcome.
 struct Case {
+    /// Options of the launchers.
     nodes: &'static str,
+    meet: &'static str,
     /// The process of this rank is killed, or stopped.
     rank: Option<(usize, Signal)>,
     /// A command of the shell that has the nodes.
@@ -56,9 +60,8 @@ struct Case {
 fn check(hash: &str, case: &Case) {
     let folder = tempdir().expect("a folder");
     let run = format!(
-        "{PACELINE} run --nnodes {} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --rdzv-conf lease=1.5,last_call_timeout=30 \
-         --nproc-per-node 2 --recovery live {PACELINE} train --run-dir run {JOB} --recovery live \
-         --timeout-seconds 3",
+        "{PACELINE} run --nnodes {} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --nproc-per-node 2 --recovery live \
+         {PACELINE} train --run-dir run {JOB} --evaluate-every 1 --recovery live --timeout-seconds 3",
         case.nodes
     );
     let namespaces = ["--user", "--map-root-user", "--net", "--uts"];
@@ -70,6 +73,7 @@ fn check(hash: &str, case: &Case) {
     );
     command
         .env("PACELINE_JOB_TOKEN", "5e".repeat(32))
+        .env("MEET", case.meet)
         .env("FAULT", case.fault)
         .env("SURVIVOR", case.survivor);
     let job = Running::start(command);
@@ -86,8 +90,14 @@ fn check(hash: &str, case: &Case) {
     };
     assert_eq!(ended.code, Some(0), "{out}{err}\nb: {}", told("b.err"));
     for part in case.says {
-        assert!(err.contains(part), "no {part:?} in {err}");
+        assert!(
+            err.contains(part),
+            "no {part:?} in {err}\nb: {}",
+            told("b.err")
+        );
     }
+    // All goes on from memory: no round has started ranks again.
+    assert!(!out.contains("resumed"), "{out}");
     assert_whole(folder.path(), hash);
 }
 
@@ -114,6 +124,8 @@ fn two_nodes_go_on_without_what_was_lost() {
         paceline_testing::skipped("network namespaces cannot be made here, or `ip` is missing");
         return;
     }
+    const TWO: &str = "2 --rdzv-conf lease=1.5,last_call_timeout=30";
+    const ONE: &str = "1:2 --rdzv-conf lease=1.5,last_call_timeout=30";
     let folder = tempdir().expect("a folder");
     let line = format!("train --run-dir whole {JOB} --nproc-per-node 1");
     let undisturbed = paceline(folder.path(), &line);
@@ -121,7 +133,8 @@ fn two_nodes_go_on_without_what_was_lost() {
     for case in [
         // A rank of the second node; rank 0, whose node has the store.
         Case {
-            nodes: "2",
+            nodes: TWO,
+            meet: AT_ONCE,
             rank: Some((3, Signal::KILL)),
             fault: ":",
             survivor: "a",
@@ -132,7 +145,8 @@ fn two_nodes_go_on_without_what_was_lost() {
             ],
         },
         Case {
-            nodes: "2",
+            nodes: TWO,
+            meet: AT_ONCE,
             rank: Some((0, Signal::KILL)),
             fault: ":",
             survivor: "b",
@@ -142,9 +156,43 @@ fn two_nodes_go_on_without_what_was_lost() {
                 "; 3 ranks go on",
             ],
         },
+        // A rank of the second node is replaced.
+        Case {
+            nodes: "2 --max-restarts 1 --rdzv-conf lease=1.5,last_call_timeout=30",
+            meet: AT_ONCE,
+            rank: Some((3, Signal::KILL)),
+            fault: ":",
+            survivor: "a",
+            says: &[
+                "; 3 ranks go on",
+                "rank 3 (node 1, host host-b, pid ",
+                ") joins as a replacement; 4 ranks go on",
+            ],
+        },
+        // A node comes late; a node is lost and comes back.
+        Case {
+            nodes: "1:2 --rdzv-conf lease=1.5,last_call_timeout=1",
+            meet: ":",
+            rank: None,
+            fault: "echo > connected",
+            survivor: "a",
+            says: &["node 1 (host host-b) joins with 2 ranks; 4 ranks go on"],
+        },
+        Case {
+            nodes: ONE,
+            meet: AT_ONCE,
+            rank: None,
+            fault: r#"kill -9 $b; nsenter --net --uts --target $(cat keeper) "$@" > b.out 2> b.err & b=$!"#,
+            survivor: "a",
+            says: &[
+                "; 2 ranks go on",
+                "node 1 (host host-b) joins with 2 ranks; 4 ranks go on",
+            ],
+        },
         // A rank that is stopped.
         Case {
-            nodes: "2",
+            nodes: TWO,
+            meet: AT_ONCE,
             rank: Some((3, Signal::STOP)),
             fault: ":",
             survivor: "a",
@@ -152,14 +200,16 @@ fn two_nodes_go_on_without_what_was_lost() {
         },
         // A whole node; the one with the store.
         Case {
-            nodes: "1:2",
+            nodes: ONE,
+            meet: AT_ONCE,
             rank: None,
             fault: "kill -9 $b",
             survivor: "a",
             says: &["host-b", "; 2 ranks go on"],
         },
         Case {
-            nodes: "1:2",
+            nodes: ONE,
+            meet: AT_ONCE,
             rank: None,
             fault: "kill -9 $a",
             survivor: "b",
@@ -167,7 +217,8 @@ fn two_nodes_go_on_without_what_was_lost() {
         },
         // The node without the store is cut off, and ends its ranks.
         Case {
-            nodes: "1:2",
+            nodes: ONE,
+            meet: AT_ONCE,
             rank: None,
             fault: "ip link set pace0 down",
             survivor: "a",

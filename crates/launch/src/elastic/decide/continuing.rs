@@ -1,8 +1,13 @@
 //! Rounds that continue another one's processes.
 
+use std::ops::Range;
+
 use super::members::Gone;
 use super::{Decision, Known, Wait};
-use crate::elastic::record::{Ending, Member, Phase, Record, RoundId, State, Why};
+use crate::elastic::arrange::arrange;
+use crate::elastic::record::{
+    AgentId, Ending, Member, Page, Phase, Record, Report, RoundId, State, Why,
+};
 
 impl Known<'_> {
     /// The round whose processes go on in the round after `record`, if they do.
@@ -31,35 +36,180 @@ impl Known<'_> {
         let able = self.able(gone);
         let is_able = |member: &&Member| able.iter().any(|page| page.id == member.id);
         let left = record.members.iter().filter(is_able);
-        let members: Vec<_> = left.filter(|member| !is_gone(member)).cloned().collect();
+        let mut members: Vec<_> = left.filter(|member| !is_gone(member)).cloned().collect();
+        let is_new = |id: AgentId| !record.before.contains(&id);
+        if record.is_invitation()
+            && record.phase == Phase::Forming
+            && !gone.is_empty()
+            && gone.iter().all(|gone| is_new(gone.id))
+        {
+            // The others work on: only nodes that would join are gone.
+            return Some(self.going_on(record, continues, members, Why::Admission));
+        }
+        // The ranks of those that join have no state yet.
+        let joins = |member: &Member| {
+            self.page(member.id)
+                .is_some_and(|seen| seen.page.joins.is_some())
+        };
+        members.retain(|member| !joins(member));
         let is_enough = members.len() >= self.rules.nodes_min;
-        is_enough.then(|| Record {
-            continues: Some(continues),
-            members: members.clone(),
-            ..self.forming(Some(record), members, record.restarts, why.clone())
-        })
+        is_enough.then(|| self.going_on(record, continues, members, why.clone()))
     }
 
-    /// The round in which the ranks of `record` admit others, if some wait or a node asks whether it may start some. All ranks have
-    /// followed the invitation before.
-    pub(super) fn admission(&self, record: &Record) -> Option<Record> {
-        let continues = self.continued(record, &Why::Admission)?;
-        let pages = || (record.members.iter()).filter_map(|member| self.page(member.id));
-        let all_have_begun = pages().all(|seen| seen.page.begun == record.id);
+    /// What follows the first failure.
+    pub(super) fn after_failure(&self, record: &Record, report: Box<Report>) -> Decision {
         let is_left = record.restarts < self.rules.max_restarts;
-        let is_asked = pages().any(|seen| {
-            let places = &seen.page.places;
-            !places.newcomers.is_empty() || is_left && places.wanted > 0
-        });
-        let mut members = record.members.clone();
+        let is_end = self.stop(record).is_some() || report.failure.is_for_good().is_some();
+        let (ending, why) = (Ending::Failed(report.clone()), Why::Failure(report));
+        match (self.continued(record, &why), is_left) {
+            _ if is_end => self.publish_if_quorate(record, &[], ending),
+            (Some(_), _) => self.reform(record, &[], why, record.restarts),
+            (None, true) => self.reform(record, &[], why, record.restarts + 1),
+            (None, false) => self.publish_if_quorate(record, &[], ending),
+        }
+    }
+
+    /// The round after one that was to continue another and cannot.
+    pub(super) fn start_anew(&self, record: &Record) -> Decision {
+        let ended = Record {
+            continues: None,
+            ..record.clone()
+        };
+        match &record.why {
+            Why::Failure(report) if record.restarts >= self.rules.max_restarts => {
+                self.publish_if_quorate(record, &[], Ending::Failed(report.clone()))
+            }
+            Why::Failure(_) => self.reform(&ended, &[], record.why.clone(), record.restarts + 1),
+            why => self.reform(&ended, &[], why.clone(), record.restarts),
+        }
+    }
+
+    fn going_on(
+        &self,
+        record: &Record,
+        continues: RoundId,
+        mut members: Vec<Member>,
+        why: Why,
+    ) -> Record {
         for member in &mut members {
             member.newcomers.clear();
         }
-        (all_have_begun && is_asked).then(|| Record {
+        Record {
             continues: Some(continues),
             members: members.clone(),
-            ..self.forming(Some(record), members, record.restarts, Why::Admission)
-        })
+            restarts_before: record.restarts_before,
+            ..self.forming(Some(record), members, record.restarts, why)
+        }
+    }
+
+    /// The round in which the ranks of `record` admit others, if some wait or a node asks whether it may start some. All ranks have
+    /// followed the invitation before, and those that they have admitted have the job's state.
+    pub(super) fn admission(&self, record: &Record) -> Option<Record> {
+        let continues = self.continued(record, &Why::Admission)?;
+        let pages = (record.members.iter()).map(|member| Some(&self.page(member.id)?.page));
+        let mut pages: Vec<&Page> = pages.collect::<Option<_>>()?;
+        let is_settled = |page: &&Page| page.begun == record.id && !page.places.is_admitting;
+        if !pages.iter().all(is_settled) {
+            return None;
+        }
+        let is_left = record.restarts < self.rules.max_restarts;
+        let is_asked = pages
+            .iter()
+            .any(|page| !page.places.newcomers.is_empty() || is_left && page.places.wanted > 0);
+        let joining = self.ready_to_join(record, continues);
+        if !is_asked && joining.is_empty() {
+            return None;
+        }
+        pages.extend(joining);
+        let order = arrange(&record.ids(), &pages, self.rules.nodes_max);
+        let members = order.into_iter().map(|member| {
+            let known = record.members.iter().find(|known| known.id == member.id);
+            known.cloned().unwrap_or_else(|| {
+                let page = pages.iter().find(|page| page.id == member.id);
+                let joins = page.and_then(|page| page.joins);
+                Member {
+                    first: joins.map_or(0, |joins| joins.first),
+                    ..member
+                }
+            })
+        });
+        Some(self.going_on(record, continues, members.collect(), Why::Admission))
+    }
+
+    /// Nodes whose ranks wait to join the job that `since` has started, as many as there is room for, in the order in which they
+    /// have come.
+    fn ready_to_join(&self, record: &Record, since: RoundId) -> Vec<&Page> {
+        let mut taken: Vec<_> = record.members.iter().map(Member::started).collect();
+        let mut ready = self.candidates(record);
+        ready.retain(|page| {
+            let is_ready = page.joins.is_some_and(|joins| joins.since == since)
+                && page.state == State::Idle
+                && !page.places.newcomers.is_empty();
+            let Some(ranks) = page.joining().filter(|_| is_ready) else {
+                return false;
+            };
+            // Two nodes may have taken the same numbers at the same moment; the later one takes others.
+            let is_free = !taken.iter().any(|other| overlap(other, &ranks));
+            taken.push(ranks);
+            is_free
+        });
+        ready
+    }
+
+    /// Nodes that there is room for, in the order in which they have come.
+    fn candidates(&self, record: &Record) -> Vec<&Page> {
+        let is_left = record.restarts < self.rules.max_restarts;
+        let mut nodes = self.able(&[]);
+        nodes.retain(|page| {
+            let may = !page.is_spent || is_left && page.failed_joins <= self.rules.max_restarts;
+            may && record.position(page.id).is_none()
+        });
+        nodes.sort_by_key(|page| (page.joined, page.id));
+        nodes.truncate(self.rules.nodes_max.saturating_sub(record.members.len()));
+        nodes
+    }
+
+    /// Whether nodes that come join the ranks of this round while these go on.
+    pub(super) fn admits(&self, record: &Record) -> bool {
+        let admits = |member: &Member| self.page(member.id).is_some_and(|seen| seen.page.admits);
+        matches!(record.phase, Phase::Running(_))
+            && !self.rules.is_static
+            && self.continued(record, &Why::Admission).is_some()
+            && record.members.iter().all(admits)
+    }
+
+    /// The number for the first rank of this node, if its ranks are to join the job: the lowest that no other node has.
+    pub(super) fn to_join(&self, record: &Record) -> Option<usize> {
+        let is_next = (self.candidates(record).iter()).any(|page| page.id == self.me);
+        if !is_next || !self.admits(record) {
+            return None;
+        }
+        let members = record.members.iter().map(Member::started);
+        let others = self.pages.iter().filter(|seen| seen.page.id != self.me);
+        let others = others.filter(|seen| record.position(seen.page.id).is_none());
+        let taken = members.chain(others.filter_map(|seen| seen.page.joining()));
+        let taken: Vec<_> = taken.collect();
+        let starts = taken.iter().map(|ranks| ranks.end).chain([0]);
+        let is_free = |first: &usize| {
+            let ranks = *first..first + self.own.nproc;
+            !taken.iter().any(|other| overlap(other, &ranks))
+        };
+        starts.filter(is_free).min()
+    }
+
+    /// Whether the ranks here are to join the job and still can.
+    pub(super) fn may_wait_to_join(&self, record: &Record) -> bool {
+        let since = match record.phase {
+            Phase::Running(_) => Some(record.since()),
+            Phase::Forming => record.continues,
+            Phase::Short | Phase::Ended(_) => None,
+        };
+        let is_same = since.is_some() && since == self.own.joins.map(|joins| joins.since);
+        let is_taken = |ranks: &Range<usize>| {
+            (record.members.iter()).any(|member| overlap(&member.started(), ranks))
+        };
+        let is_free = self.own.joining().is_some_and(|ranks| !is_taken(&ranks));
+        is_same && is_free && self.own.state == State::Idle
     }
 
     /// Puts the ranks into a round that continues another, once all of its nodes are ready.
@@ -79,6 +229,9 @@ impl Known<'_> {
                 let granted = places.wanted.min(left);
                 member.replacements += granted;
                 next.restarts += granted;
+                // To have the ranks of a node back that have failed is a restart, too.
+                let is_spent = seen.page.is_spent && next.restarts < self.rules.max_restarts;
+                next.restarts += u32::from(is_spent);
             } else {
                 member.newcomers.clear();
             }
@@ -92,7 +245,9 @@ impl Known<'_> {
         if !record.is_invitation() {
             return None;
         }
-        let pages = || (record.members.iter()).filter_map(|member| self.page(member.id));
+        let mut ids = record.ids();
+        ids.retain(|id| record.before.contains(id));
+        let pages = || ids.iter().filter_map(|id| self.page(*id));
         let failed = pages().find_map(|seen| match &seen.page.state {
             State::Failed(_, report) => Some(report.clone()),
             _ => None,
@@ -103,11 +258,15 @@ impl Known<'_> {
         let done = pages().filter(|seen| matches!(seen.page.state, State::Done(_)));
         match done.count() {
             0 => None,
-            done if done == record.members.len() => {
+            done if done == ids.len() => {
                 let ending = self.stop(record).map_or(Ending::Finished, Ending::Stopped);
                 Some(self.publish(self.ended(Some(record), ending)))
             }
             _ => Some(Wait::for_news("the ranks of other nodes end")),
         }
     }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
 }

@@ -67,6 +67,10 @@ impl Known<'_> {
         let Some(seen) = self.page(id) else {
             return Some(gone(format!("host {host} has left")));
         };
+        let cut_off = || Gone {
+            is_able: true,
+            ..gone(format!("host {host} was cut off for a while"))
+        };
         let is_running = matches!(record.phase, Phase::Running(_));
         let silent = seen.ages.silent;
         Some(match &seen.page.state {
@@ -87,10 +91,8 @@ impl Known<'_> {
                     "host {host} has given no sign of life for {seconds:.1} s"
                 ))
             }
-            state if is_running && state.round() != Some(record.id) => Gone {
-                is_able: true,
-                ..gone(format!("host {host} was cut off for a while"))
-            },
+            state if is_running && state.round() != Some(record.id) => cut_off(),
+            State::Idle if record.is_invitation() && seen.page.joins.is_none() => cut_off(),
             _ => return None,
         })
     }

@@ -176,7 +176,7 @@ impl World {
             host: format!("h{host}"),
             addr: format!("10.0.0.{node}"),
             standby,
-            nproc: 1 + host % 3,
+            nproc: nproc_of(host),
             node_rank: self.rules.is_static.then_some(node),
             ..Page::new(id)
         };
@@ -190,6 +190,7 @@ impl World {
         self.nodes.push(Node {
             agent: Agent::new(self.rules.clone(), page, endpoint.into(), self.now + ahead),
             host: format!("h{host}"),
+            nproc: nproc_of(host),
             ahead,
             alive: true,
             powered: true,
@@ -209,4 +210,8 @@ impl World {
         });
         self.give(node, Input::Tick);
     }
+}
+
+fn nproc_of(host: usize) -> usize {
+    1 + host % 3
 }

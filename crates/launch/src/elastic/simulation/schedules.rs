@@ -56,7 +56,8 @@ fn check(seed: u64, is_outside: bool) {
     let mut world = World::new(seed, rules, work, &arrivals);
     world.slow_ends = true;
     world.some_are_unable = true;
-    world.replacements_die = 25;
+    world.newcomers_die = 25;
+    world.admits = seed % 8 != 1;
     // Faults name agents by the order in which they come.
     let mut struck = BTreeSet::new();
     for _ in 0..dice.below(6) {

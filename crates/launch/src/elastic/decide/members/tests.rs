@@ -103,6 +103,7 @@ fn with_known<T>(seen: &[Seen], ask: impl FnOnce(&Known<'_>, &Record) -> T) -> T
         before: Vec::new(),
         taken_over: false,
         restarts: 0,
+        restarts_before: 0,
         why: Why::Start,
     }
     .with_new_processes();
@@ -111,12 +112,15 @@ fn with_known<T>(seen: &[Seen], ask: impl FnOnce(&Known<'_>, &Record) -> T) -> T
         nodes_max: 3,
         ..Rules::example()
     };
+    let own = Page {
+        accepted: ROUND,
+        ..Page::new(AgentId(0))
+    };
     let known = Known {
         rules: &rules,
         me: AgentId(0),
-        state: &State::Idle,
+        own: &own,
         ranks: Ranks::None,
-        accepted: ROUND,
         is_attached: true,
         is_host: true,
         record: Some(&record),
