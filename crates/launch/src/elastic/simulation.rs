@@ -536,7 +536,11 @@ impl World {
                             && ranks.waits_for.is_none()
                             && self.reaches(node, peer)
                     }
-                    None => other.agent.state() == &State::Done(record.id),
+                    // It may have said yes to an invitation before.
+                    None => match other.agent.state() {
+                        State::Done(round) => round.number >= record.id.number,
+                        _ => false,
+                    },
                 }
             })
         });
