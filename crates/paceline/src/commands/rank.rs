@@ -34,8 +34,7 @@ fn read_place() -> Result<WorkerEnv, Failure> {
 pub(crate) fn shape(place: &WorkerEnv, given: &Given) -> JobShape {
     let recovers_live = JobPage::for_worker(place).is_ok_and(|page| page.recovers());
     // Ranks that cannot be replaced are better started again, all of them.
-    let can_replace = place.node_count == 1 && given.run_dir().is_some();
-    let replaces = place.max_restarts == 0 || can_replace;
+    let replaces = place.max_restarts == 0 || given.run_dir().is_some();
     JobShape {
         world: place.world,
         local_world: place.local_world,
