@@ -141,8 +141,12 @@ fn settings_of_run(given: &Given) -> Result<Resolved, Failure> {
         let hint = "add --run-dir, or start the job with `paceline train --nproc-per-node N`";
         return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
     };
-    let saved = saved_run(run_dir.to_owned())?.settings;
-    Resolved::from_saved(&saved).map_err(wrong_settings)
+    let saved = saved_run(run_dir.to_owned()).map_err(|error| {
+        let hint =
+            "a rank that joins reads the job's settings there: the nodes must share the folder";
+        Failure::new(error.exit(), error, Some(hint.into()))
+    })?;
+    Resolved::from_saved(&saved.settings).map_err(wrong_settings)
 }
 
 /// Trains with `cores` for each rank of this host, unless the settings or the environment say how many threads.

@@ -191,6 +191,15 @@ pub(super) fn replica_ranks(settings: &Settings, ranks: u64) -> u64 {
     stages * settings.count("tp").map_or(1, |parts| parts.min(of_stage))
 }
 
+/// The least number of ranks that a run's resolved settings can be of, with those of several machines: `nproc_per_node` is one's.
+pub(super) fn ranks_of_run(settings: &Settings) -> Option<u64> {
+    let count = |key| settings.count(key).unwrap_or(1);
+    let (pipelines, parts) = (count("dp") * count("pp"), count("tp"));
+    let shares = (1..=parts).filter(|share| parts.is_multiple_of(*share));
+    let mut ranks = shares.map(|share| pipelines * share);
+    ranks.find(|ranks| *ranks >= count("nproc_per_node"))
+}
+
 /// Whether so many parts can be on so many ranks: each rank has several, or several replicas have one for each rank.
 pub(super) fn parts_fit(parts: u64, ranks: u64) -> bool {
     parts.is_multiple_of(ranks) || ranks.is_multiple_of(parts)

@@ -435,7 +435,7 @@ impl Resolved {
     pub fn from_saved(file: &FileText) -> Result<Self, ConfigError> {
         let settings = read_saved(file)?;
         refuse_unresolved(&settings, &file.path)?;
-        check(&settings, None)?;
+        check(&settings, derive::ranks_of_run(&settings))?;
         Ok(Self::new(settings, Vec::new()))
     }
 

@@ -146,6 +146,41 @@ fn a_newline_in_a_file_name_does_not_end_its_comment() {
     assert_eq!(read.config().lr, 0.003);
 }
 
+#[test]
+fn settings_of_several_machines_read_back_as_they_were() {
+    // `nproc_per_node` is the number of one machine.
+    for (world, local_world, flags) in [
+        (4, 2, vec![]),
+        (6, 2, vec![("pp", "3"), ("task", "lm"), ("accumulate", "3")]),
+        (
+            6,
+            3,
+            vec![
+                ("tp", "3"),
+                ("dp", "2"),
+                ("task", "lm"),
+                ("heads", "3"),
+                ("width", "96"),
+            ],
+        ),
+        (2, 1, vec![("tp", "4"), ("task", "lm")]),
+    ] {
+        let job = Some(JobShape {
+            world,
+            local_world,
+            recovers_live: true,
+        });
+        let surroundings = Surroundings {
+            job,
+            ..surroundings()
+        };
+        let given = Given::read(&inputs(&flags, &[], None)).expect("readable");
+        let resolved = given.resolve(None, &surroundings).expect("valid");
+        let read = Resolved::from_saved(&file("config.toml", &resolved.to_toml())).expect("valid");
+        assert_eq!(read.config(), resolved.config(), "{flags:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn saved_settings_read_back_as_they_were(
