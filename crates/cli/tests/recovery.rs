@@ -37,7 +37,13 @@ fn strike(how: &str) {
         "panic" => panic!("struck"),
         "leave" => std::process::exit(0),
         cut if cut.starts_with("cut") => cut_connections(cut["cut".len()..].parse().ok()),
-        code => std::process::exit(code.parse().expect("an exit code")),
+        code => {
+            if let Some(file) = std::env::var_os("TORCHELASTIC_ERROR_FILE") {
+                let error = r#"{"message": "struck\nhint: strike no more"}"#;
+                std::fs::write(file, error).expect("a folder for it");
+            }
+            std::process::exit(code.parse().expect("an exit code"))
+        }
     }
 }
 
@@ -241,10 +247,12 @@ fn step(
 /// A job of this test program on `ranks` ranks with these faults.
 fn job(test: &str, transport: &str, ranks: usize, more: &[&str], faults: &str) -> Output {
     let own = std::env::current_exe().expect("this program has a file");
+    let logs = tempfile::tempdir().expect("a folder");
     let mut launcher = Command::new(env!("CARGO_BIN_EXE_paceline-launcher"));
     paceline_testing::outside_of_jobs(&mut launcher)
         .args(["run", "--nproc-per-node", &ranks.to_string()])
-        .args(["--recovery", "live", "--log-dir", "/dev/null", "--no-fold"])
+        .args(["--recovery", "live", "--no-fold", "--log-dir"])
+        .arg(logs.path())
         .args(more)
         .arg(own)
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
@@ -534,7 +542,15 @@ fn replacements_may_be_lost_and_restarts_used_up() {
         all_go_on(&output, 2, 1..=1);
         let err = text(&output.stderr);
         assert!(err.contains("replacement of rank 2 (pid "), "{err}");
-        assert!(err.contains("no restart is left for another one"), "{err}");
+        let said =
+            "; no restart is left for another one\n  its error: struck\n  hint: strike no more\n";
+        assert!(err.contains(said), "{err}");
+        // The error of the lost rank is not its replacement's.
+        let faults = "2@5:9 +1@starting:kill admits few";
+        let output = job(NAME, transport, 3, &["--max-restarts", "1"], faults);
+        all_go_on(&output, 2, 1..=1);
+        let err = text(&output.stderr);
+        assert!(!err.contains("its error"), "{err}");
     }
     // One that hangs before it is ready is killed, and replaced in turn.
     let err = full_again(NAME, "shm", 2, "2", "1@5:kill +1@starting:stop");

@@ -225,6 +225,13 @@ impl RankError {
             None => (&self.message, None),
         }
     }
+
+    /// The message and the advice, below a line about the rank.
+    pub(crate) fn in_lines(&self) -> String {
+        let (message, hint) = self.parts();
+        let hint = hint.map_or(String::new(), |hint| format!("  hint: {hint}\n"));
+        format!("  its error: {}\n{hint}", message.replace('\n', "\n    "))
+    }
 }
 
 /// What a rank did that ended the job.

@@ -162,6 +162,8 @@ struct Node {
     pending: BTreeSet<u64>,
     wake: u64,
     ranks: Option<Running>,
+    /// How often it has started ranks that are to join the job.
+    joins: u32,
     exit: Option<(Duration, Exit)>,
     notices: Vec<String>,
 }

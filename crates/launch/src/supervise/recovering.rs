@@ -6,6 +6,7 @@ use paceline_rendezvous::page::Phase;
 
 use super::{Stage, Supervisor};
 use crate::elastic::record::{Newcomer, Places};
+use crate::error_file;
 use crate::judge::Fault;
 use crate::recovery::{self, Due, Impossible, Mended, Next, Recovery};
 use crate::report::{Failure, count};
@@ -316,19 +317,29 @@ impl Supervisor<'_> {
         if failure.is_for_good().is_some() || !exit.is_failure() {
             self.roster.start_no_more();
         }
-        let incident = format!("replacement of {}", failure.incident());
-        if is_invited && self.is_on_several_nodes() && !self.invitation.is_empty() {
-            return self.tell_of_loss(failure);
-        }
+        let is_joining = self.roster.members().is_empty();
+        let incident = match is_joining {
+            true => format!("{}, before it had joined", failure.incident()),
+            false => format!("replacement of {}", failure.incident()),
+        };
+        // What was here of the lost rank's was removed when the replacement started.
+        let error = (self.output.error_file(rank)).and_then(|path| error_file::read(&path));
+        let error = error.map_or(String::new(), |error| error.in_lines());
         if is_invited && !self.is_on_several_nodes() {
             let members = self.roster.members().to_vec();
-            return self.publish(Some(failure.rank), &members, &incident);
+            self.publish(Some(failure.rank), &members, &incident);
+            eprint!("{error}");
+            return;
         }
         let none_left = match self.roster.left() {
-            0 => "; no restart is left for another one",
+            0 if !is_joining => "; no restart is left for another one",
             _ => "",
         };
         eprintln!("{incident}{none_left}");
+        eprint!("{error}");
+        if is_invited && !self.invitation.is_empty() {
+            self.tell_of_loss(failure);
+        }
     }
 
     /// Ends the replacements that wait for ranks that have all ended.

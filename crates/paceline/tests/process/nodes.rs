@@ -14,13 +14,14 @@ const STEPS: u64 = 270;
 
 /// Two nodes that share a folder. The arguments are the program of both. `a.err`, `b.out` and `b.err` have what they say. A
 /// process keeps the network of the second when its launcher is killed. `MEET` runs when both have begun: they are connected when
-/// something is written to `connected`. `FAULT` strikes when something is written to `strike`. It ends with the code of `SURVIVOR`.
+/// a line is written to `connected`, which may name another folder for the second. `FAULT` strikes when something is written to
+/// `strike`. It ends with the code of `SURVIVOR`.
 const TWO_NODES: &str = r#"
 hostname host-a
 ip link set lo up
 mkfifo connected strike
-node='hostname host-b; ip link set lo up; read _ < connected; ip addr add 10.77.0.2/24 dev pace0
-ip link set pace0 up; sleep 100 & echo $! > keeper; exec "$@" > b.out 2> b.err'
+node='hostname host-b; ip link set lo up; read folder < connected; ip addr add 10.77.0.2/24 dev pace0
+ip link set pace0 up; sleep 100 & echo $! > keeper; exec > b.out 2> b.err; cd "./$folder"; exec "$@"'
 unshare --net --uts sh -c "$node" sh "$@" &
 b=$!
 own=$(readlink /proc/self/ns/net)
@@ -53,6 +54,7 @@ struct Case {
     /// A command of the shell that has the nodes.
     fault: &'static str,
     survivor: &'static str,
+    /// What its launcher says, and after `other: ` what the other one does.
     says: &'static [&'static str],
 }
 
@@ -89,12 +91,17 @@ fn check(hash: &str, case: &Case) {
         _ => (told("b.out"), told("b.err")),
     };
     assert_eq!(ended.code, Some(0), "{out}{err}\nb: {}", told("b.err"));
+    let other = told(if case.survivor == "b" {
+        "a.err"
+    } else {
+        "b.err"
+    });
     for part in case.says {
-        assert!(
-            err.contains(part),
-            "no {part:?} in {err}\nb: {}",
-            told("b.err")
-        );
+        let has = match part.strip_prefix("other: ") {
+            Some(part) => other.contains(part),
+            None => err.contains(part),
+        };
+        assert!(has, "no {part:?} in {err}\nother: {other}");
     }
     // All goes on from memory: no round has started ranks again.
     assert!(!out.contains("resumed"), "{out}");
@@ -187,6 +194,17 @@ fn two_nodes_go_on_without_what_was_lost() {
             says: &[
                 "; 2 ranks go on",
                 "node 1 (host host-b) joins with 2 ranks; 4 ranks go on",
+            ],
+        },
+        // Ranks that cannot join disturb nobody, and their node starts no others.
+        Case {
+            nodes: "1:2 --rdzv-conf lease=1.5,last_call_timeout=1",
+            meet: ":",
+            rank: None,
+            fault: "mkdir other; echo other > connected",
+            survivor: "a",
+            says: &[
+                "other: before it had joined\n  its error: run holds no run: it has no config.toml\n  hint: a rank that joins",
             ],
         },
         // A rank that is stopped.

@@ -156,14 +156,16 @@ impl Known<'_> {
         ready
     }
 
+    /// A node whose ranks have failed comes at the price of a restart, and not again and again.
+    fn may_come(&self, record: &Record, page: &Page) -> bool {
+        let is_left = record.restarts < self.rules.max_restarts;
+        !page.is_spent || is_left && page.failed_joins <= self.rules.max_restarts
+    }
+
     /// Nodes that there is room for, in the order in which they have come.
     fn candidates(&self, record: &Record) -> Vec<&Page> {
-        let is_left = record.restarts < self.rules.max_restarts;
         let mut nodes = self.able(&[]);
-        nodes.retain(|page| {
-            let may = !page.is_spent || is_left && page.failed_joins <= self.rules.max_restarts;
-            may && record.position(page.id).is_none()
-        });
+        nodes.retain(|page| self.may_come(record, page) && record.position(page.id).is_none());
         nodes.sort_by_key(|page| (page.joined, page.id));
         nodes.truncate(self.rules.nodes_max.saturating_sub(record.members.len()));
         nodes
@@ -181,7 +183,9 @@ impl Known<'_> {
     /// The number for the first rank of this node, if its ranks are to join the job: the lowest that no other node has.
     pub(super) fn to_join(&self, record: &Record) -> Option<usize> {
         let is_next = (self.candidates(record).iter()).any(|page| page.id == self.me);
-        if !is_next || !self.admits(record) {
+        // What is known of the others may be old, and its own page in the store too.
+        let is_heard = self.contact < self.rules.silent_after();
+        if !is_next || !is_heard || !self.may_come(record, self.own) || !self.admits(record) {
             return None;
         }
         let members = record.members.iter().map(Member::started);

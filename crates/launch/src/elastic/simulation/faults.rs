@@ -205,6 +205,7 @@ impl World {
             pending: BTreeSet::new(),
             wake: 0,
             ranks: None,
+            joins: 0,
             exit: None,
             notices: Vec::new(),
         });

@@ -61,6 +61,7 @@ impl World {
     pub(super) fn join(&mut self, node: usize, record: Record) {
         let token = self.dice.next();
         let (nproc, since) = (self.nodes[node].nproc, record.since());
+        self.nodes[node].joins += 1;
         self.nodes[node].ranks = Some(Running {
             record,
             token,

@@ -251,6 +251,25 @@ fn losses_while_a_node_joins_leave_the_others_at_work() {
 }
 
 #[test]
+fn a_node_whose_ranks_never_join_gives_up_whatever_it_sees_of_the_others() {
+    let rules = Rules {
+        max_restarts: 2,
+        ..live_rules()
+    };
+    for seed in 0..60 {
+        let mut world = running(seed, rules.clone(), 2);
+        world.newcomers_die = 100;
+        world.fault(ms(10_000), Fault::Arrive { host: 9 });
+        world.fault(ms(10_000 + 100 * seed), Fault::CutOff(vec![2]));
+        world.fault(ms(25_000), Fault::Heal);
+        world.run(ms(40_000));
+        // Those that were ended when it was cut off have not failed.
+        assert!(world.nodes[2].joins <= 4, "seed {seed}");
+        assert_eq!(nodes_of(world.whole_round().expect("a round").0), [0, 1]);
+    }
+}
+
+#[test]
 fn a_node_whose_ranks_have_failed_does_not_come_back_for_free_with_a_round_that_loses_a_member() {
     let rules = live_rules();
     for seed in 0..60 {
