@@ -41,7 +41,7 @@ readonly JOB=(--task lm --heads "$HEADS" --width "$WIDTH" --context "$CONTEXT" -
 # RANKS SEQUENCES MICRO-BATCHES LAYERS|TIMES: processes that compute without each other, and how often a round measures them and the
 # layouts that are compared with them.
 readonly ALL_APART=(
-    '1 8 1 4|4'
+    '1 8 1 4|3'
     '2 4 1 4|1'
     '2 8 1 4|1'
     '2 8 4 4|1'

@@ -6,7 +6,7 @@
 # Usage: tools/layout-table.sh [--large] [--epochs N] [PROGRAM]
 #
 # --large trains a larger model for a few steps in each layout, for memory only: with the small one, a process is mostly its
-# program. It takes about a minute for each layout. PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
+# program. All layouts take 10 to 20 minutes on 4 cores. PROGRAM is the `paceline` to run, by default target/release/paceline. A Markdown table goes to stdout, progress to
 # stderr. Everything else is in a temporary folder, which is removed.
 #
 # Exit codes: 0 all hashes are equal, 1 hashes differ or a job failed, 2 wrong usage, 128 + n ended by signal n.
