@@ -37,6 +37,9 @@ pub enum TrainError {
     /// Data-parallel training failed.
     #[error(transparent)]
     Ddp(#[from] DdpError),
+    /// The ranks ended with different models. Its culprit is a rank of the job and not of a group of replicas.
+    #[error(transparent)]
+    Ended(DdpError),
     /// The parts of `--tp` do not fit the ranks or the model.
     #[error(transparent)]
     Parts(#[from] PartsError),
@@ -121,7 +124,7 @@ impl TrainError {
         match self {
             Self::Data(error) => error.hint(),
             Self::Sampler(error) => error.hint(),
-            Self::Ddp(error) => error.hint(),
+            Self::Ddp(error) | Self::Ended(error) => error.hint(),
             Self::Pipeline(error) => error.hint(),
             Self::Parts(_) => Some("choose another --tp".into()),
             Self::Device(error) => error.hint(),
@@ -147,7 +150,9 @@ impl TrainError {
     pub(crate) fn spokesman(&self) -> Option<usize> {
         match self {
             Self::Ddp(error @ DdpError::Mismatch { .. }) => error.culprit(),
-            Self::Ddp(error @ DdpError::Diverged { .. }) => Some(error.culprit().unwrap_or(0)),
+            Self::Ddp(error @ DdpError::Diverged { .. }) | Self::Ended(error) => {
+                Some(error.culprit().unwrap_or(0))
+            }
             Self::NotFinite { .. }
             | Self::NoCheckpoint { .. }
             | Self::Checkpoint(CheckpointError::Rank0(_)) => Some(0),
@@ -185,6 +190,7 @@ impl TrainError {
                 FailureClass::Deadline
             }
             Self::Ddp(_)
+            | Self::Ended(_)
             | Self::Pipeline(_)
             | Self::Checkpoint(_)
             | Self::Loader(_)

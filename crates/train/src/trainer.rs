@@ -686,7 +686,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             .filter(|rank| hashes[*rank] != hashes[0])
             .collect();
         if !ranks.is_empty() {
-            return Err(TrainError::Ddp(DdpError::Diverged {
+            return Err(TrainError::Ended(DdpError::Diverged {
                 step: self.step,
                 what: "the model".into(),
                 since: self.ddp.agreed_step().unwrap_or(0),

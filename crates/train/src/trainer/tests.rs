@@ -12,13 +12,14 @@ use paceline_ddp::weights;
 use super::{End, train};
 use crate::config::{Given, Inputs, JobShape, Surroundings, TrainConfig};
 use crate::console::Output;
+use crate::error::TrainError;
 use crate::run_dir;
 
 /// What the weights of a rank get at the start of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// Another bit.
-    Bit,
+    /// Another value.
+    Value,
     /// A NaN, from which the loss gets one.
     Nan,
 }
@@ -41,10 +42,11 @@ pub(super) fn disturbed<M: Module>(net: M, run: &Path, rank: usize, step: u64) -
     let Some(fault) = due.next() else {
         return net;
     };
-    let (path, data) = weights::export(&net).swap_remove(0);
+    // The last one is a norm's or a bias, of which every rank has the whole.
+    let (path, data) = weights::export(&net).pop().expect("a parameter");
     let mut values: Vec<f32> = data.try_to_vec().expect("f32");
     values[0] = match fault {
-        Fault::Bit => f32::from_bits(values[0].to_bits() ^ (1 << 20)),
+        Fault::Value => values[0] + 0.5,
         Fault::Nan => f32::NAN,
     };
     let wrong = TensorData::new(values, data.shape().clone());
@@ -78,18 +80,26 @@ fn config(run: &Path, world: usize, more: &[(&str, &str)]) -> TrainConfig {
     resolved.config().clone()
 }
 
+/// How each rank of a job with these faults ends.
+fn ends(
+    config: &TrainConfig,
+    world: usize,
+    faults: &[(usize, u64, Fault)],
+) -> Vec<Result<End, TrainError>> {
+    let mut planned = FAULTS.lock().expect("no test has panicked");
+    planned.push((config.run_dir.clone(), faults.to_vec()));
+    drop(planned);
+    let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
+    paceline_testing::on_threads(groups, |group| train(config, group, Output::Json))
+}
+
 /// A job whose ranks have these faults: its ledger and its records of steps.
 fn trained(config: &TrainConfig, world: usize, faults: &[(usize, u64, Fault)]) -> Ended {
     let run = &config.run_dir;
-    let mut planned = FAULTS.lock().expect("no test has panicked");
-    planned.push((run.clone(), faults.to_vec()));
-    drop(planned);
-    let groups = ProcessGroup::local(world, &GroupOptions::default()).expect("a local group");
     // Weights that differ at the end would be an error.
-    let ends = paceline_testing::on_threads(groups, |group| {
-        train(config, group, Output::Json).expect("it ends well")
-    });
-    assert_eq!(ends, vec![End::Finished; world]);
+    for end in ends(config, world, faults) {
+        assert_eq!(end.expect("it ends well"), End::Finished);
+    }
     let lines = std::fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let records = lines.lines().map(|line| {
         let record: serde_json::Value = serde_json::from_str(line).expect("JSON");
@@ -129,9 +139,38 @@ impl Ended {
 fn a_job_goes_back_from_wrong_weights_and_each_step_counts_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let config = config(folder.path(), 3, &[("shards", "3")]);
-    let ended = trained(&config, 3, &[(2, 25, Fault::Bit)]);
+    let ended = trained(&config, 3, &[(2, 25, Fault::Value)]);
     ended.has_each_step_once();
     assert!(ended.ledger.rolled_back > 0, "it has gone back");
+}
+
+#[test]
+fn parts_that_end_with_different_weights_name_a_rank_of_the_job() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let flags = [
+        ("task", "lm"),
+        ("model", "gpt-1m"),
+        ("layers", "1"),
+        ("heads", "2"),
+        ("width", "8"),
+        ("context", "8"),
+        ("shards", "1"),
+        ("global_batch", "512"),
+        ("epochs", "1"),
+        ("tp", "2"),
+        ("snapshot_every", "0"),
+    ];
+    let config = config(folder.path(), 2, &flags);
+    for end in ends(&config, 2, &[(1, 0, Fault::Value)]) {
+        let error = end.expect_err("the parts differ");
+        assert!(
+            error.to_string().contains("weights differ between ranks"),
+            "{error}"
+        );
+        // No group of replicas has a second rank.
+        assert!(matches!(error, TrainError::Ended(_)), "{error}");
+        assert_eq!(error.spokesman(), Some(1));
+    }
 }
 
 #[test]
