@@ -82,9 +82,8 @@ layout() {
     shift 2
     for ((more = 1; more < devices; more++)); do list+=",$device"; done
     export PACELINE_FAKE_CUDA="{\"devices\":[$list],\"foreign_kernels\":\"$work/ptx\"}"
-    # The job may end because of its numbers.
     if ! timeout 120 "$@" >"$work/out" 2>&1 &&
-        ! grep -rqE 'weights differ between ranks|NaN|infinite|not finite' "$work/out" "$work/log" ||
+        ! grep -rq 'weights differ between ranks' "$work/out" "$work/log" ||
         grep -rqE "thread 'DS[UD]-" "$work/out" "$work/log"; then
         words=FAILED
         failed=1
@@ -104,26 +103,28 @@ for ((line = 0; line < 64; line++)); do
     printf '%d bottles on the wall, and one of them falls down\n' "$line"
 done >"$work/text"
 mkdir -p "$work/log"
-# Twelve steps.
 text=(--task lm --data "$work/text" --device cuda --usage off --layers 2 --heads 2 --width 32 --context 32
-    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1 --epochs 1)
+    --global-batch 8 --shards 2 --accumulate 2 --clip-norm 1)
 lm=("$programs/paceline" train "${text[@]}" --run-dir "$work/run")
+# Twelve steps.
+once=("${lm[@]}" --epochs 1)
 for words in '--zero 1' '--zero 2' '--zero 3' '--recompute blocks' '--tp 2' '--tp 2 --sequence-parallel on' \
     '--pp 2 --schedule gpipe' '--pp 2 --schedule 1f1b' '--pp 2 --schedule interleaved' '--pp 2 --schedule zb-h1'; do
     # shellcheck disable=SC2086 # several words
-    layout "two ranks, $words" 2 "${lm[@]}" --nproc-per-node 2 $words
+    layout "two ranks, $words" 2 "${once[@]}" --nproc-per-node 2 $words
 done
 for words in '--pp 2' '--tp 2' '--pp 2 --tp 2' '--zero 3 --pp 2' '--zero 3 --tp 2'; do
     # shellcheck disable=SC2086
-    layout "four ranks, $words" 4 "${lm[@]}" --nproc-per-node 4 $words
+    layout "four ranks, $words" 4 "${once[@]}" --nproc-per-node 4 $words
 done
 for strategy in dp model; do
-    layout "one rank, --strategy $strategy --devices 2" 2 "${lm[@]}" --strategy "$strategy" --devices 2
+    layout "one rank, --strategy $strategy --devices 2" 2 "${once[@]}" --strategy "$strategy" --devices 2
 done
 layout 'plan of two ranks' 2 "$programs/paceline" plan "${text[@]}" --nproc-per-node 2
-layout 'two ranks, one of them lost' 2 "$programs/paceline" chaos --kills 1 --seed 7 --faults kill --every-seconds 1 \
+# It is killed after eight seconds, when the ranks train, and before the last step.
+layout 'two ranks, one of them lost' 2 "$programs/paceline" chaos --kills 1 --seed 3 --faults kill --every-seconds 12 \
     --log-dir "$work/log" -- \
-    "${lm[@]}" --nproc-per-node 2 --recovery live
+    "${lm[@]}" --epochs 16 --nproc-per-node 2 --recovery live
 
 kernels=$(find "$work/ptx" -name '*.ptx' | wc -l)
 printf '%d kernels compiled\n' "$kernels"

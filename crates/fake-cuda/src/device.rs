@@ -28,6 +28,9 @@ pub(crate) struct Device {
     pub(crate) pci: String,
     pub(crate) capability: (i32, i32),
     pub(crate) memory_bytes: u64,
+    /// The content of fresh memory: NaN as a float and -1 as an integer. Where kernels do nothing it is zero, or all results would
+    /// be NaN, over which programs end.
+    pub(crate) fresh: u8,
     /// Bytes in use.
     pub(crate) used: AtomicU64,
     /// Reference count of the context.
@@ -55,6 +58,7 @@ impl Device {
                 .unwrap_or_else(|| format!("0000:{:02x}:00.0", 0x10 + place)),
             capability: described.capability.unwrap_or((9, 0)),
             memory_bytes: described.memory_mib.unwrap_or(4096) << 20,
+            fresh: machine.foreign_kernels.as_ref().map_or(0xff, |_| 0),
             used: AtomicU64::new(0),
             retained: Mutex::default(),
             failure: Mutex::default(),

@@ -16,9 +16,6 @@ const FIRST: u64 = 0x4000_0000_0000_0000;
 /// Alignment of allocations. *Source*: `cuMemAlloc`.
 const ALIGNMENT: u64 = 256;
 
-/// The content of fresh memory: NaN as a float, -1 as an integer.
-const UNWRITTEN: u8 = 0xff;
-
 /// Memory of all devices, and pinned host memory.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -76,7 +73,7 @@ impl Memory {
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         taken.map_err(|_| Code::OUT_OF_MEMORY)?;
-        let bytes = Mutex::new(vec![UNWRITTEN; length]);
+        let bytes = Mutex::new(vec![device.fresh; length]);
         let stride = size.next_multiple_of(ALIGNMENT) + ALIGNMENT;
         let address = self.next.fetch_add(stride, Ordering::Relaxed);
         lock(&self.blocks).insert(
