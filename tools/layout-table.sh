@@ -83,6 +83,20 @@ figure() {
     tail -n 1 "$1/metrics.jsonl" | grep -oE "\"$2\":[0-9]+" | cut -d: -f2 | sort -n | tail -n 1
 }
 
+# training_peak RUN: stores the largest peak memory of its ranks after their third step in `training`, before they evaluate and save.
+training_peak() {
+    local count= rank kib
+    until ((${count:-0} >= 3)) || ! kill -0 "$job" 2>/dev/null || ((SECONDS >= job_end)); do
+        sleep 0.02
+        count=$(grep -cs '^{"kind":"step"' "$1/metrics.jsonl") || true
+    done
+    training=0
+    for rank in $(pgrep -P "$job" -f ' worker '); do
+        kib=$(sed -nE 's/^VmHWM:\s+([0-9]+) kB$/\1/p' "/proc/$rank/status")
+        ((training >= kib * 1024)) || training=$((kib * 1024))
+    done
+}
+
 # megabytes BYTES: with one decimal.
 megabytes() {
     local tenths=$((($1 + 50000) / 100000))
@@ -167,6 +181,7 @@ group() {
         read -ra next_options <<<"$next_options"
         begun=${EPOCHREALTIME/[.,]/}
         start through "${JOB[@]}" "${options[@]}"
+        [[ -z $is_large ]] || training_peak through
         finish_well through
         seconds=$(since "$begun")
         steps=$(word through 'epochs?, ([0-9,]+) steps' | tr -d ,)
@@ -175,7 +190,7 @@ group() {
         loss=$(word through 'held-out loss ([0-9.]+)')
         sent=$(figure through sent_bytes)
         peak=$(megabytes "$(figure through peak_bytes)")
-        row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $peak | $(arithmetic "${options[@]}")"
+        row="| $name | \`${options[*]}\` | $loss | \`${hash:0:16}\` | $peak |${is_large:+ $(megabytes "$training") |} $(arithmetic "${options[@]}")"
         row+=" | $(megabytes $((sent / steps))) | $seconds"
         if [[ -n $is_large ]]; then
             rows+=("$row |")
@@ -201,11 +216,11 @@ different=()
 group "${WHOLE[@]}"
 group "${PARTS[@]}"
 
-printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB | as planned, MB'
+printf '| layout | options | held-out loss | weights (SHA-256) | peak memory of a rank, MB |'
+[[ -z $is_large ]] || printf ' in its steps, MB |'
+printf ' as planned, MB'
 printf ' | sent by a rank in a step, MB | seconds'
 [[ -n $is_large ]] || printf ' | interrupted, then resumed'
-printf ' |\n|---|---|---|---|---|---|---|---'
-[[ -n $is_large ]] || printf '|---'
-printf '|\n'
+printf ' |\n|---|---|---|---|---|---|---|---|---|\n'
 printf '%s\n' "${rows[@]}"
 ((${#different[@]} == 0)) || fail "${different[@]}"
