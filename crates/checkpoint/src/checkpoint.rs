@@ -14,11 +14,10 @@ use paceline_ddp::{Ddp, OwnTensor, device};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::dealt::{self, Dealt, Optimizer, Own};
+use crate::dealt::{Dealt, Optimizer, Own};
 use crate::error::CheckpointError;
 use crate::files::{self, State};
 use crate::optimizer::OptimizerRef;
-use crate::record::unreadable;
 use crate::share::{Share, Shares};
 use crate::tensors::TensorsFile;
 
@@ -130,12 +129,12 @@ impl<'a, M: Module> Checkpoint<'a, M> {
                 false => Optimizer::Part(Own::of_optimizer(optimizer, &shares, &ids)),
             }
         };
+        let replicas = ddp.group();
+        let replica = (ddp.has_own_optimizers()).then(|| (replicas.rank(), replicas.world()));
         let optimizer = match self.optimizer {
-            OptimizerRef::Whole(own) if ddp.has_own_optimizers() => {
-                let state = own.into_bytes().map_err(unreadable);
-                Optimizer::Own(state.and_then(|state| dealt::numbered(state, &ids)))
+            OptimizerRef::Whole(optimizer) if has_optimizer || replica.is_some() => {
+                part(optimizer, None)
             }
-            OptimizerRef::Whole(optimizer) if has_optimizer => part(optimizer, None),
             OptimizerRef::Whole(_) => Optimizer::Part(Ok(Own::default())),
             OptimizerRef::Sharded(optimizer) => {
                 let slices = optimizer.slices(optimizer.group().rank());
@@ -147,6 +146,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             ids,
             weights,
             optimizer,
+            replica,
             hook,
         })
     }

@@ -2,7 +2,6 @@
 //! after another, over a group of their own.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -17,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
 use crate::files;
-use crate::record::{self, Entry, Rest, unreadable, with_ids};
+use crate::record::{self, Entry, Rest, unreadable};
 use crate::share::{Part, Share, Shares};
 use crate::tensors::TensorsFile;
 
@@ -34,18 +33,18 @@ pub(crate) struct Dealt {
     pub(crate) ids: Vec<u64>,
     pub(crate) weights: Own,
     pub(crate) optimizer: Optimizer,
+    /// Whose state the optimizer's is: this one of so many replicas', or that of all.
+    pub(crate) replica: Option<(usize, usize)>,
     /// What the communication hook keeps.
     pub(crate) hook: Own,
 }
 
 /// What a rank has of the optimizer's state, or why that cannot be read: the rank takes part all the same.
 pub(crate) enum Optimizer {
-    /// A part of the job's state, not read yet. In ordinary memory its tensors are shared: later steps make new ones.
+    /// A part of the state, not read yet. In ordinary memory its tensors are shared: later steps make new ones.
     Shared(ModuleOptimizer, Shares),
-    /// A part of the job's state; empty if another rank has the same.
+    /// A part of the state; empty if another rank has the same.
     Part(Result<Own, String>),
-    /// A state of its own.
-    Own(Result<Bytes, String>),
 }
 
 /// What a rank has of a file's tensors.
@@ -122,19 +121,11 @@ impl Own {
     }
 }
 
-/// The state of a whole optimizer, with the places of parameters in the model as their ids.
-///
-/// *Errors*: why it cannot be read.
-pub(crate) fn numbered(state: Bytes, ids: &[u64]) -> Result<Bytes, String> {
-    let places = ids.iter().copied().zip(0_u64..).collect();
-    with_ids(state, &places)
-}
-
 impl Dealt {
     /// Writes the tensors into rank 0's `folder`, and returns the hash of the weights. All ranks call it; without a folder nothing is
     /// written.
     ///
-    /// *Memory*: on rank 0 one tensor and its parts, or one rank's optimizer. Each rank frees its tensors as it sends them. *Blocks*:
+    /// *Memory*: on rank 0 one tensor and its parts. Each rank frees its tensors as it sends them. *Blocks*:
     /// until rank 0 has every rank's state.
     pub(crate) fn write(
         self,
@@ -148,18 +139,23 @@ impl Dealt {
         let (model, ids) = (Some(&self.model[..]), &self.ids);
         // Before anything waits: what later steps replace is freed.
         let own = match self.optimizer {
-            Optimizer::Shared(optimizer, shares) => Ok(Own::of_optimizer(&optimizer, &shares, ids)),
-            Optimizer::Part(own) => Ok(own),
-            Optimizer::Own(own) => Err(own),
+            Optimizer::Shared(optimizer, shares) => Own::of_optimizer(&optimizer, &shares, ids),
+            Optimizer::Part(own) => own,
         };
         let weights = path(files::WEIGHTS);
         let weights = (weights.as_deref(), metadata);
         let weights = write_tensors(group, self.weights, model, weights, hash);
-        let record = path(&files::optimizer_of(0));
-        let optimizer = match own {
-            Ok(own) => write_record(group, own, ids, record.as_deref()),
-            Err(own) => write_each(group, own, ids, folder),
-        };
+        let (replica, replicas) = self.replica.unwrap_or((0, 1));
+        let (mut own, mut optimizer) = (Some(own), Ok(()));
+        for writes in 0..replicas {
+            let is_own = self.replica.is_none() || writes == replica;
+            let own = own
+                .take_if(|_| is_own)
+                .unwrap_or_else(|| Ok(Own::default()));
+            // The others do not know of a failed write, and send all the same.
+            let record = path(&files::optimizer_of(writes)).filter(|_| optimizer.is_ok());
+            optimizer = optimizer.and(write_record(group, own, ids, record.as_deref()));
+        }
         let hook = path(files::HOOK).filter(|_| optimizer.is_ok());
         let hook = (hook.as_deref(), BTreeMap::new());
         let hook = write_tensors(group, self.hook, None, hook, |_, _| {});
@@ -207,7 +203,7 @@ fn write_tensors(
     gathering.end(path, written)
 }
 
-/// Writes the optimizer's state as one record of whole parameters, with rank 0's ids.
+/// Writes an optimizer's state as one record of whole parameters, with rank 0's ids.
 fn write_record(
     group: &ProcessGroup,
     own: Result<Own, String>,
@@ -240,37 +236,6 @@ fn write_record(
     };
     let written = path.map_or(Ok(()), write);
     lock(&gathering).end(path, written)
-}
-
-/// Writes the states of optimizers that are the ranks' own, each into its file, with rank 0's ids.
-fn write_each(
-    group: &ProcessGroup,
-    own: Result<Bytes, String>,
-    ids: &[u64],
-    folder: Option<&Path>,
-) -> Result<(), CheckpointError> {
-    // All ranks learn of a state that cannot be read.
-    let told = own.as_ref().err().map_or(&[][..], |why| why.as_bytes());
-    let told = group.all_gather_bytes(told)?;
-    if let Some((rank, why)) = (told.iter().enumerate()).find(|(_, why)| !why.is_empty()) {
-        let why = String::from_utf8_lossy(why);
-        return Err(CheckpointError::Rank0(format!("rank {rank}: {why}")));
-    }
-    let mut own = own.ok();
-    let ids = (0_u64..).zip(ids.iter().copied()).collect();
-    let mut written = Ok(());
-    for rank in 0..group.world() {
-        let sent = own.take_if(|_| rank == group.rank());
-        let sent = gather_bytes(group, sent.as_deref().unwrap_or_default())?;
-        if let (Some(folder), Some(mut sent), Ok(())) = (folder, sent, &written) {
-            let path = folder.join(files::optimizer_of(rank));
-            let state = with_ids(Bytes::from_bytes_vec(sent.swap_remove(rank)), &ids);
-            let state = state.map_err(io::Error::other);
-            let write = state.and_then(|state| fs::write(&path, &state[..]));
-            written = write.map_err(unwritten(&path));
-        }
-    }
-    written
 }
 
 fn unwritten(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {

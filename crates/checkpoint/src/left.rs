@@ -168,7 +168,6 @@ fn encode<M: Module>(
     let optimizer = match optimizer {
         Optimizer::Shared(optimizer, shares) => Own::of_optimizer(&optimizer, &shares, &ids),
         Optimizer::Part(own) => own,
-        Optimizer::Own(_) => Err("it has an optimizer of its own".into()),
     };
     let mut tensors = Vec::new();
     let mut take = |own: Own| {
@@ -293,6 +292,7 @@ fn take(path: &Path) -> io::Result<(Header, Dealt)> {
         ids: std::mem::take(&mut header.ids),
         weights,
         optimizer: Optimizer::Part(Ok(optimizer)),
+        replica: None,
         hook: Own::default(),
     };
     Ok((header, dealt))

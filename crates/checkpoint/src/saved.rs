@@ -258,9 +258,9 @@ impl Saved {
             Ok::<_, CheckpointError>(())
         })??;
         let (group, ids) = (ddp.model_group(), self.ids(&model));
-        // Ranks share one state now, or each has its own; a rank that did not exist then begins with rank 0's.
-        let own = match group.rank() {
-            rank if ddp.has_own_optimizers() && rank < self.told.optimizers => rank,
+        // Replicas share one state now, or each has its own; one that did not exist then begins with the first one's.
+        let own = match ddp.group().rank() {
+            replica if ddp.has_own_optimizers() && replica < self.told.optimizers => replica,
             _ => 0,
         };
         let shares = Shares::new(ddp, &model, optimizer.slices());

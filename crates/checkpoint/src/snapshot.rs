@@ -13,7 +13,7 @@ use paceline_ddp::{Ddp, weights};
 use sha2::{Digest, Sha256};
 
 use crate::checkpoint::Checkpoint;
-use crate::dealt::numbered;
+use crate::record::with_ids;
 use crate::saved::{InMemory, Origin, Saved, Told};
 
 /// The states that a rank keeps.
@@ -76,7 +76,8 @@ impl Snapshots {
         let paths = weights::paths(checkpoint.model()).into_iter();
         let (ids, paths): (Vec<u64>, Vec<String>) = paths.unzip();
         told.state.parameters = paths.into_iter().zip(0..).collect();
-        let optimizer = numbered(checkpoint.optimizer_state()?, &ids)?;
+        let places = ids.into_iter().zip(0..).collect();
+        let optimizer = with_ids(checkpoint.optimizer_state()?, &places)?;
         let weights = weights::export(checkpoint.model());
         let mut hasher = Sha256::new();
         for (path, data) in &weights {

@@ -27,7 +27,7 @@ pub enum CommHook {
     ///
     /// *Numerics*: sums of gradients times their weights above 65,504 become infinite.
     Fp16Compress,
-    /// 8 bits for each element, in chunks of 256 with a scale each: a quarter of the bytes with one shard per rank, and more
+    /// 8 bits for each element, in chunks of up to 256 of a parameter with a scale each: a quarter of the bytes with one shard per rank, and more
     /// with several, because every shard is quantised by itself. Similar to `quantization_pertensor_hook`, but ranks exchange
     /// slices instead of whole buckets.
     ///
@@ -51,14 +51,15 @@ pub enum CommHook {
     ///
     /// *Source*: Vogels et al. 2019, "PowerSGD: practical low-rank gradient compression for distributed optimization".
     PowerSgd(PowerSgdOptions),
-    /// No gradients at all: each rank takes steps by itself, and the weights of all ranks are averaged after some steps, as
+    /// No gradients at all: each replica takes steps by itself, and the weights of all are averaged after some steps, as
     /// with `post_localSGD_hook` and `PeriodicModelAverager`; with an outer optimizer this is DiLoCo. The program passes the
     /// model to [`Ddp::average`](crate::Ddp::average) after each step of its optimizer.
     ///
     /// The tail still travels in every step: running statistics, the program's sums, votes to stop.
     ///
-    /// *Numerics*: a rank averages the gradients of its own shards only, so the result depends on the number of ranks. During
-    /// a round the norm for clipping, and the weights, are each rank's own.
+    /// *Numerics*: a replica averages the gradients of its own shards only, so the result depends on the number of replicas. During
+    /// a round the norm for clipping, and the weights, are each replica's own. The ranks that share the stages or parts of one model
+    /// are one replica.
     ///
     /// *Source*: Stich 2019, "Local SGD converges fast and communicates little"; Lin et al. 2020, "Don't use large
     /// mini-batches, use local SGD"; Douillard et al. 2023, "DiLoCo: distributed low-communication training of language
@@ -165,9 +166,40 @@ impl CommHook {
         }
     }
 
-    /// Whether all ranks get the same gradients, whose sums depend on no earlier step: what a gradient scaler needs.
-    pub(crate) fn is_stateless(self) -> bool {
-        !self.is_per_shard() || self == Self::Int8
+    /// Why it does not work with a gradient scaler, which needs the same gradients on all ranks, from one step each; `None` if it does.
+    pub fn refuses_scaler(self) -> Option<&'static str> {
+        match self {
+            Self::None | Self::Bf16Compress | Self::Fp16Compress | Self::Int8 => None,
+            Self::TopK { .. } | Self::PowerSgd(_) => {
+                Some("what the hook has not sent yet has the scale of an earlier step")
+            }
+            Self::LocalSgd(_) => {
+                Some("ranks that take steps by themselves do not agree on a scale")
+            }
+        }
+    }
+
+    /// Why it does not work between ranks that share the parts of some parameters and each have others whole; `None` if it does.
+    pub fn refuses_parts(self) -> Option<&'static str> {
+        match self {
+            Self::TopK { .. } => Some(
+                "it takes the largest elements of whole buckets, so ranks with other slices would take others of what all have whole",
+            ),
+            _ => None,
+        }
+    }
+
+    /// Why it does not work with a [`ZeroRedundancyOptimizer`](crate::ZeroRedundancyOptimizer); `None` if it does.
+    pub fn refuses_sharded_optimizer(self) -> Option<&'static str> {
+        match self {
+            Self::None | Self::Bf16Compress | Self::Fp16Compress => None,
+            Self::Int8 | Self::TopK { .. } | Self::PowerSgd(_) => {
+                Some("the hook compresses whole gradients, of which a rank gets only its slices")
+            }
+            Self::LocalSgd(_) => Some(
+                "replicas take steps by themselves, for which each needs its whole optimizer state",
+            ),
+        }
     }
 }
 

@@ -262,8 +262,9 @@ impl Ddp {
         let shards = options.shard_count(group.world());
         let with_role = |role| entries.iter().filter(move |e| e.role == role).cloned();
         // Without the placeholders of parameters that other ranks hold.
-        let parameters = with_role(Role::Parameter).filter(|entry| entry.len() > 0);
-        let parameters: Vec<Entry> = parameters.collect();
+        let parameters = with_role(Role::Parameter).enumerate();
+        let parameters = parameters.filter(|(_, entry)| entry.len() > 0);
+        let (places, parameters): (Vec<usize>, Vec<Entry>) = parameters.unzip();
         let buffers: Vec<Entry> = with_role(Role::Buffer).collect();
         let lens = |entries: &[Entry]| entries.iter().map(Entry::len).collect::<Vec<_>>();
         // `extra` adds sums of its own.
@@ -305,9 +306,14 @@ impl Ddp {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
         }
-        if !options.comm_hook.is_stateless() && options.scaler.is_some() {
-            let (hook, what) = (options.comm_hook, "a gradient scaler");
-            return Err(DdpError::CommHook { hook, what });
+        let hook = options.comm_hook;
+        if let Some(why) = hook.refuses_scaler().filter(|_| options.scaler.is_some()) {
+            return Err(DdpError::CommHook {
+                hook,
+                what: "a gradient scaler",
+                why,
+                instead: "take int8, bf16, fp16 or none, or compute in bf16, which needs no scaler",
+            });
         }
         let recorder: Option<Arc<Recorder>> = options.record.map(|_| Arc::default());
         let plan = Arc::new(plan);
@@ -315,9 +321,11 @@ impl Ddp {
             group: group.clone(),
             plan: plan.clone(),
             tree: tree.clone(),
-            hook: options.comm_hook,
+            hook,
             dtype: buffer::dtype_of_sums(&parameters),
-            shapes: parameters.iter().map(|e| e.shape.clone()).collect(),
+            shapes: (places.into_iter())
+                .zip(parameters.iter().map(|entry| entry.shape.clone()))
+                .collect(),
             shares: None,
             keeps_tail: options.recovery == Recovery::Live,
             recorder: recorder.clone(),
@@ -588,13 +596,17 @@ fn reducer(
         return Err(DdpError::Record { what });
     }
     if setup.dtype == DType::F64 {
-        let what = "parameters in f64";
         return match (is_host, hook) {
             (true, CommHook::None) => {
                 let sums = InDouble::new(&setup, device);
                 Ok(Arc::new(DeviceReducer::new(setup, Arc::new(sums))))
             }
-            (true, hook) => Err(DdpError::CommHook { hook, what }),
+            (true, hook) => Err(DdpError::CommHook {
+                hook,
+                what: "parameters in f64",
+                why: "hooks compress sums in f32",
+                instead: "take none, or parameters in f32",
+            }),
             (false, _) => Err(DdpError::Backend(
                 "gradients of f64 parameters are summed in ordinary memory only",
             )),
@@ -604,8 +616,12 @@ fn reducer(
         return Ok(Arc::new(HostReducer::new(setup)));
     }
     if backend == Backend::Nccl && hook.is_per_shard() {
-        let what = "backend nccl";
-        return Err(DdpError::CommHook { hook, what });
+        return Err(DdpError::CommHook {
+            hook,
+            what: "backend nccl",
+            why: "it compresses in the host's memory",
+            instead: "take backend auto, with which these gradients go through the host",
+        });
     }
     if !hook.is_per_shard()
         && !is_recorded

@@ -150,12 +150,16 @@ pub enum DdpError {
         step: u64,
     },
     /// A communication hook and another setting exclude each other.
-    #[error("communication hook {hook} does not work with {what}")]
+    #[error("communication hook {hook} does not work with {what}: {why}")]
     CommHook {
         /// The hook.
         hook: CommHook,
         /// The other setting.
         what: &'static str,
+        /// The reason.
+        why: &'static str,
+        /// What to do instead.
+        instead: &'static str,
     },
     /// Digests of gradients cannot be taken, see [`DdpOptions::record`](crate::DdpOptions::record).
     #[error("gradients are not recorded with {what}")]
@@ -338,7 +342,7 @@ impl DdpError {
                 )
             }
             Self::Record { .. } => Some("leave out the record, or the other setting".into()),
-            Self::CommHook { .. } => Some("bf16 and none work with everything".into()),
+            Self::CommHook { instead, .. } => Some((*instead).into()),
             Self::UnsupportedPrecision { .. } => {
                 Some("choose f32, the other one of bf16 and fp16, or another device".into())
             }

@@ -143,8 +143,8 @@ pub(crate) struct Setup {
     pub(crate) hook: CommHook,
     /// The type that gradients are summed in: f64 if any parameter is f64, otherwise f32.
     pub(crate) dtype: DType,
-    /// Shapes of the parameters.
-    pub(crate) shapes: Arc<[Vec<usize>]>,
+    /// Shapes of the parameters, each with its place in the whole model.
+    pub(crate) shapes: Arc<[(usize, Vec<usize>)]>,
     /// The ranks' slices of the gradients, if each rank gets only its own.
     pub(crate) shares: Option<Arc<Shares>>,
     /// Whether a step's result includes the [tail](Finished::tail), and gradients are kept if it does not come.

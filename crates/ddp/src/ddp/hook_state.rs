@@ -1,6 +1,6 @@
 //! What a communication hook keeps from step to step, to save and to resume from.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use burn::tensor::{DType, TensorData};
 
@@ -15,12 +15,12 @@ struct Part {
     index: usize,
     name: String,
     len: usize,
-    /// A rank that has it.
-    rank: usize,
+    /// A replica that has it.
+    replica: usize,
 }
 
 impl Ddp {
-    /// Whether each rank's optimizer has a state of its own, as with [`CommHook::LocalSgd`](crate::CommHook::LocalSgd).
+    /// Whether each replica's optimizer has a state of its own, as with [`CommHook::LocalSgd`](crate::CommHook::LocalSgd).
     pub fn has_own_optimizers(&self) -> bool {
         self.rounds.is_some() && self.group.world() > 1
     }
@@ -31,9 +31,11 @@ impl Ddp {
     }
 
     /// A copy of the tensors that the [communication hook](crate::CommHook) keeps on this rank from step to step, by name: residuals by
-    /// shard and path; on rank 0 PowerSGD's `Q` and the outer optimizer's momentum by path. Call it between two steps; no rank waits.
+    /// shard and path; on the first replica PowerSGD's `Q` and the outer optimizer's momentum by path. Call it between two steps; no
+    /// rank waits.
     ///
-    /// The names do not depend on the number of ranks, and each is on one rank.
+    /// The names do not depend on the number of replicas, nor on the stages of a pipeline; those of a parameter's slice say which slice
+    /// it is. Only ranks that share the parts of some parameters have the same tensors of the others.
     ///
     /// *Errors*: a round of local steps that has not ended.
     pub fn hook_state(&self) -> Result<Vec<(String, TensorData)>, DdpError> {
@@ -42,7 +44,7 @@ impl Ddp {
             return Err(DdpError::NotAveraged { step: self.step });
         }
         let parts = self.kept_parts().into_iter();
-        let own = parts.filter(|part| part.rank == self.group.rank());
+        let own = parts.filter(|part| part.replica == self.group.rank());
         let tensors = own.filter_map(|part| {
             let values = self.read_kept(part.kept, part.index)?;
             Some((part.name, TensorData::new(values, [part.len])))
@@ -50,46 +52,60 @@ impl Ddp {
         Ok(tensors.collect())
     }
 
-    /// Continues with the tensors of all ranks' [`hook_state`](Self::hook_state) that rank 0 has by name. All ranks call
-    /// it, after [`load_state_dict`](Self::load_state_dict). If they are not those of this hook, the hook starts without
-    /// state, and rank 0 warns.
+    /// Continues with the tensors of all ranks' [`hook_state`](Self::hook_state) that rank 0 of the
+    /// [model's group](Self::model_group) has by name. All ranks call it, after [`load_state_dict`](Self::load_state_dict). If they are
+    /// not those of this hook, the hook starts without state, and rank 0 warns.
     ///
     /// *Blocks*: until rank 0 has sent them. *Errors*: failed collectives.
     pub fn load_hook_state(&mut self, saved: HashMap<String, TensorData>) -> Result<(), DdpError> {
-        let parts = self.kept_parts();
-        let is_root = self.group.rank() == 0;
-        let fits = |part: &Part| {
-            let found = saved.get(&part.name);
-            found.is_some_and(|data| data.dtype() == DType::F32 && data.num_elements() == part.len)
+        let parts = self.kept_parts().into_iter();
+        let parts: HashMap<String, Part> = parts.map(|part| (part.name.clone(), part)).collect();
+        let group = self.model_group().clone();
+        let is_root = group.rank() == 0;
+        // Replicas have the same names, ranks of one replica others.
+        let told = parts.values().map(|part| (&part.name[..], part.len));
+        let told: Vec<_> = told.filter(|_| self.group.rank() == 0).collect();
+        let told = serde_json::to_vec(&told).expect("plain data encodes");
+        let mut expected: BTreeMap<String, usize> = BTreeMap::new();
+        for told in group.all_gather_bytes(&told)? {
+            let told: Vec<(String, usize)> = serde_json::from_slice(&told).unwrap_or_default();
+            expected.extend(told);
+        }
+        let fits = |(name, len): (&String, &usize)| {
+            let found = saved.get(name);
+            found.is_some_and(|data| data.dtype() == DType::F32 && data.num_elements() == *len)
         };
-        let is_known = saved.len() == parts.len() && parts.iter().all(fits);
+        let is_known = saved.len() == expected.len() && expected.iter().all(fits);
         if is_root && !is_known {
             paceline_rendezvous::notice!(
                 WARN,
                 "the saved state of a communication hook is not used: expected {} tensors for {}, got {}; the hook and \
-                 the number of shards must be those of the checkpoint",
-                parts.len(),
+                 the numbers of shards and of ranks that share a layer's parts must be those of the checkpoint",
+                expected.len(),
                 self.options.comm_hook,
                 saved.len()
             );
         }
         let mut answer = [u8::from(is_known)];
-        self.group.broadcast(&mut answer, 0)?;
+        group.broadcast(&mut answer, 0)?;
         if answer == [0] {
             return Ok(());
         }
-        for part in parts {
-            let mut values = vec![0.0; part.len];
-            if let Some(data) = saved.get(&part.name).filter(|_| is_root) {
+        for (name, len) in expected {
+            let mut values = vec![0.0; len];
+            if let Some(data) = saved.get(&name).filter(|_| is_root) {
                 values.copy_from_slice(&crate::buffer::floats(data));
             }
-            self.group.broadcast(&mut values, 0)?;
-            match (part.kept, &mut self.rounds) {
+            group.broadcast(&mut values, 0)?;
+            let Some(Part { kept, index, .. }) = parts.get(&name) else {
+                continue;
+            };
+            match (kept, &mut self.rounds) {
                 (Kept::Momentum, Some(rounds)) => {
-                    let id = self.parameters[part.index].id;
+                    let id = self.parameters[*index].id;
                     rounds.momentum.insert(id, values);
                 }
-                _ => self.reducer.kept(part.kept, part.index, &mut |kept| {
+                _ => self.reducer.kept(*kept, *index, &mut |kept| {
                     kept.copy_from_slice(&values);
                 }),
             }
@@ -97,16 +113,20 @@ impl Ddp {
         Ok(())
     }
 
-    /// The tensors of the state: the same on every rank.
+    /// The tensors of the state: the same on every replica of this rank.
     fn kept_parts(&self) -> Vec<Part> {
         let owner = |shard| {
-            let mut ranks = 0..self.group.world();
-            let found = ranks.find(|rank| self.tree.range(*rank).contains(&shard));
-            found.expect("every shard has a rank")
+            let mut replicas = 0..self.group.world();
+            let found = replicas.find(|replica| self.tree.range(*replica).contains(&shard));
+            found.expect("every shard has a replica")
         };
         let mut parts = Vec::new();
         for (index, entry) in self.parameters.iter().enumerate() {
-            let path = &entry.path;
+            let slice = self.placement().and_then(|all| all.slice(entry.id));
+            let path = match slice {
+                None => entry.path.clone(),
+                Some((_, at)) => format!("{}/{}..{}", entry.path, at.start, at.end),
+            };
             for (kept, name) in [(Kept::Factor, "factor"), (Kept::Momentum, "momentum")] {
                 let own = self.read_kept(kept, index);
                 parts.extend(own.map(|own| Part {
@@ -114,7 +134,7 @@ impl Ddp {
                     index,
                     name: format!("{name}/{path}"),
                     len: own.len(),
-                    rank: 0,
+                    replica: 0,
                 }));
             }
             // A hook keeps residuals of a parameter for all shards or for none.
@@ -126,7 +146,7 @@ impl Ddp {
                 index,
                 name: format!("residual/{shard}/{path}"),
                 len: entry.len(),
-                rank: owner(shard),
+                replica: owner(shard),
             }));
         }
         parts

@@ -73,7 +73,7 @@ impl Ddp {
     /// 1,024 gradients.
     ///
     /// *Errors*: [`DdpError::Mismatch`] if the parts' settings differ; an optimizer that is sharded already, because the parts
-    /// decide how its state is dealt.
+    /// decide how its state is dealt; [`CommHook::TopK`](crate::CommHook::TopK) if several ranks have a parameter whole.
     pub fn join_parts<M: Module>(
         &mut self,
         group: &ProcessGroup,
@@ -128,6 +128,16 @@ impl Ddp {
                 is_copy: *is_cut == 0 && is_known(place),
             }));
             known.extend(said.iter().map(|[place, ..]| *place));
+        }
+        let hook = self.options.comm_hook;
+        let are_shared = order.iter().any(|chunks| chunks.is_copy);
+        if let Some(why) = hook.refuses_parts().filter(|_| are_shared) {
+            return Err(DdpError::CommHook {
+                hook,
+                what: "parts of a model",
+                why,
+                instead: "take another hook; all others compress each parameter by itself",
+            });
         }
         order.sort_unstable();
         self.parts = Some(Parts {

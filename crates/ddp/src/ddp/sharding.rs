@@ -43,9 +43,13 @@ impl Ddp {
         let shares = Shares::new(&self.plan, self.group.world(), is_whole);
         let shares = Arc::new(shares.at_stage(stage));
         let hook = self.options.comm_hook;
-        if hook.is_per_shard() {
-            let what = "a sharded optimizer";
-            return Err(DdpError::CommHook { hook, what });
+        if let Some(why) = hook.refuses_sharded_optimizer() {
+            return Err(DdpError::CommHook {
+                hook,
+                what: "a sharded optimizer",
+                why,
+                instead: "take bf16, fp16 or none; stages of a pipeline divide the optimizer's state with every hook",
+            });
         }
         let dtype = buffer::dtype_of_sums(&self.parameters);
         let setup = Setup {

@@ -1,7 +1,9 @@
 //! Buckets that are compressed on their way: the seam between [`Blocks`](super::blocks) and the lossy communication hooks.
 //!
 //! A lossy hook compresses the gradients of each shard by themselves and adds the results in an order that depends on the
-//! number of shards only. The averages therefore have the same bits on any number of ranks.
+//! number of shards only. The averages therefore have the same bits on any number of ranks. All hooks but [`TopK`](top_k::TopK) compress
+//! each parameter by itself, so the other parameters that a rank has do not matter either: those of a stage of a pipeline, or slices
+//! of some that differ between ranks which have others whole.
 //!
 //! ```text
 //!  backward   bucket complete for a shard -> add;  for the rank's last shard -> send

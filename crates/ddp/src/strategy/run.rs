@@ -87,8 +87,12 @@ impl<'a, M: LearnerModel> Run<'a, M> {
             });
         }
         if let hook @ CommHook::LocalSgd(_) = options.comm_hook {
-            let what = "burn-train's learner, which cannot average the weights";
-            return Err(DdpError::CommHook { hook, what });
+            return Err(DdpError::CommHook {
+                hook,
+                what: "burn-train's learner",
+                why: "it cannot average the weights",
+                instead: "take another hook, or call Ddp::step and Ddp::average in a loop of your own",
+            });
         }
         if options.recovery == Recovery::Live {
             let what =

@@ -161,9 +161,12 @@ fn the_bytes_of_each_bucket_are_those_of_the_arithmetic() {
 
     for world in [1, 2, 3] {
         let shards = SHARDS / world;
-        // A chunk of 256 elements and its scale, in as many slices as ranks: for every shard, and once for the sum.
-        let expected = flat(&|len, _| {
-            let slice = len.div_ceil(256).div_ceil(world) * 260;
+        // A chunk of up to 256 elements of a parameter and its scale, in as many slices as ranks: for every shard, and once for the sum.
+        let expected = flat(&|_, shapes| {
+            let chunks = shapes
+                .iter()
+                .map(|shape| (shape[0] * shape[1]).div_ceil(256));
+            let slice = chunks.sum::<usize>().div_ceil(world) * 260;
             world * shards * slice + slice
         });
         assert_eq!(bytes(world, CommHook::Int8, 0), expected);
@@ -271,16 +274,20 @@ fn settings_that_exclude_each_other_are_refused() {
     let error = Ddp::new(group(), fixed_net(&device()), options).err();
     assert_eq!(
         error.expect("residuals have no scale").to_string(),
-        "communication hook topk:0.5 does not work with a gradient scaler"
+        "communication hook topk:0.5 does not work with a gradient scaler: what the hook has not sent yet has the scale of an earlier step"
     );
     let net = fixed_net(&device());
     let (mut ddp, net) = Ddp::new(group(), net, hooked(CommHook::Int8)).expect("ranks agree");
     let adamw = AdamWConfig::new().init();
     let error = ZeroRedundancyOptimizer::new(&mut ddp, &net, adamw).err();
+    let error = error.expect("slices");
     assert_eq!(
-        error.expect("slices").to_string(),
-        "communication hook int8 does not work with a sharded optimizer"
+        error.to_string(),
+        "communication hook int8 does not work with a sharded optimizer: the hook compresses whole gradients, of which a rank gets only \
+         its slices"
     );
+    let hint = "take bf16, fp16 or none; stages of a pipeline divide the optimizer's state with every hook";
+    assert_eq!(error.hint().as_deref(), Some(hint));
 }
 
 fn local(period: u64, start_iter: u64, outer: Option<OuterOptimizer>) -> CommHook {

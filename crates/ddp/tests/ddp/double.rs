@@ -194,7 +194,7 @@ fn what_does_not_take_f64_parameters_says_so() {
     let error = Ddp::new(group(), Net::new(&device()), hooked).err();
     assert_eq!(
         error.expect("half the bytes").to_string(),
-        "communication hook bf16 does not work with parameters in f64"
+        "communication hook bf16 does not work with parameters in f64: hooks compress sums in f32"
     );
     let recorded = DdpOptions {
         record: std::num::NonZeroU64::new(1),

@@ -88,7 +88,7 @@ fn check_scope(args: &PlanArgs, resolved: &Resolved) -> Result<(), Failure> {
         let (hook, origin) = (config.comm_hook, resolved.setting("comm_hook").origin());
         return refuse(
             format!("`comm_hook` is {hook} ({origin}), whose bytes a plan does not count"),
-            "plan with none, bf16 or fp16: the other hooks go with plain replicas only, and docs/comm-hooks.md has their bytes",
+            "plan with none, bf16 or fp16: docs/comm-hooks.md has the bytes of the other hooks",
         );
     }
     let device = config.device;

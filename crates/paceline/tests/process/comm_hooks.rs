@@ -1,4 +1,4 @@
-//! The built-in digits with compressed gradients: they converge, and the ranks may change.
+//! The built-in digits and language model with compressed gradients: they converge, and the ranks may change.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,15 @@ const JOB: &str = "--model tiny --shards 3 --lr 0.01";
 
 /// Accuracy on the held-out digits after the last epoch.
 fn accuracy(run: &Path) -> f64 {
+    last(run, "accuracy")
+}
+
+/// A figure of the last epoch.
+fn last(run: &Path, figure: &str) -> f64 {
     let mut records = metrics(run).into_iter().rev();
     let last = records.find(|record| record["kind"] == "epoch");
     let last = last.expect("an epoch");
-    last["accuracy"].as_f64().expect("an accuracy")
+    last[figure].as_f64().expect("a number")
 }
 
 fn train(folder: &Path, run: &str, ranks: usize, options: &str) -> Ended {
@@ -69,5 +74,63 @@ fn a_resumed_run_goes_on_with_the_state_of_its_hook() {
         let resumed = format!("train --resume {hook} --nproc-per-node 3");
         let resumed = hash_of(folder.path(), &resumed);
         assert_eq!(resumed, whole.is_well().hash(), "{hook}");
+    }
+}
+
+/// Two replicas of two stages, or of two parts.
+const MESH: &str = "--task lm --layers 2 --heads 2 --width 16 --context 32 --global-batch 64 --clip-norm 0.5 --shards 2 \
+                    --micro-batches 2 --threads-per-rank 1 --lr 0.01 --nproc-per-node 4";
+
+#[test]
+fn replicas_of_stages_and_of_parts_learn_with_every_hook() {
+    let folder = tempdir().expect("a folder");
+    for layout in ["--pp 2", "--tp 2"] {
+        let loss = |hook: &str| {
+            let run = format!("{hook}{}", &layout[2..4]);
+            let line =
+                format!("train --run-dir {run} {MESH} {layout} --epochs 2 --comm-hook {hook}");
+            paceline(folder.path(), &line).is_well();
+            last(&folder.path().join(run), "held_out_loss")
+        };
+        let whole = loss("none");
+        // Uniform scores of 256 bytes have a loss of 5.55.
+        assert!(whole < 2.9, "{whole}");
+        let mut hooks = vec!["int8", "powersgd:2", "localsgd:5", "diloco:10:0:0.7:0.5"];
+        hooks.extend((layout == "--pp 2").then_some("topk:0.1"));
+        for hook in hooks {
+            let found = loss(hook);
+            assert!(
+                found < whole + 0.5,
+                "{layout} {hook}: {found}, without {whole}"
+            );
+        }
+    }
+}
+
+/// The state of the hook, and each replica's optimizer, are those of stages and parts too; stages may change.
+#[test]
+fn a_resumed_mesh_goes_on_with_the_state_of_its_hook() {
+    let folder = tempdir().expect("a folder");
+    let check = |hook: &str, first: &str, then: &str| {
+        let run = format!("{hook}{first}").replace([' ', '-', ':'], "");
+        let line = format!(
+            "train --run-dir {run} {MESH} {first} --epochs 1 --save-every 30 --keep 9 --comm-hook {hook}"
+        );
+        let whole = paceline(folder.path(), &line);
+        let saved = checkpoints(&folder.path().join(&run));
+        // Steps 30, 60 and the last one were saved; the job goes on from the first.
+        assert_eq!(saved.len(), 3, "{saved:?}");
+        for lost in &saved[1..] {
+            fs::remove_dir_all(lost).expect("removed");
+        }
+        let resumed = hash_of(folder.path(), &format!("train --resume {run} {then}"));
+        assert_eq!(resumed, whole.is_well().hash(), "{hook} {first} {then}");
+    };
+    let on = "--nproc-per-node 4";
+    check("topk:0.1", "--pp 2", on);
+    for hook in ["powersgd:2:3", "diloco:6:0:0.7:0.5"] {
+        check(hook, "--tp 2", on);
+        check(hook, "--pp 2", on);
+        check(hook, "--pp 2 --schedule gpipe", "--nproc-per-node 2 --pp 1");
     }
 }

@@ -1,5 +1,6 @@
 //! Pipelines of ranks as threads train to the bits of one rank.
 
+mod comm_hooks;
 mod failures;
 mod on_device;
 mod parts;

@@ -175,12 +175,16 @@ pub(crate) fn counts(options: &DdpOptions) -> Vec<usize> {
 
 /// Trains on one rank; shard `i` has `counts[i]` micro-batches.
 pub(crate) fn alone_with(options: &DdpOptions, counts: &[usize]) -> Outcome {
-    ranks(1, |group| {
+    replicas(1, options, counts).remove(0)
+}
+
+/// Trains on so many ranks without a pipeline.
+pub(crate) fn replicas(world: usize, options: &DdpOptions, counts: &[usize]) -> Vec<Outcome> {
+    ranks(world, |group| {
         let (ddp, net) = Ddp::new(group, gpt(), options.clone()).expect("a replica");
         let of_shard = |step, shard| with_count(data(step, shard, options), counts);
         steps_alone(ddp, net, Gpt::forward, of_shard)
     })
-    .remove(0)
 }
 
 fn with_count(data: Data, counts: &[usize]) -> Data {
@@ -215,6 +219,7 @@ pub(crate) fn steps_alone<M: Module, O, B: MicroBatches<Tensor<2, Int>, O>>(
         let reduced = reduced.expect("a step");
         steps.push(outcome(&reduced));
         net = optimizer.step(0.01, net, reduced.grads);
+        net = ddp.average(net).expect("the other workers");
     }
     (ddp.sha256(&net).expect("a hash"), steps)
 }
@@ -272,6 +277,7 @@ pub(crate) fn steps_in_pipeline<M: Sequential<3>, B: MicroBatches<M::Input, M::O
             Some(sharded) => sharded.step(0.01, net, reduced.grads)?,
             None => whole.step(0.01, net, reduced.grads),
         };
+        net = ddp.average(net)?;
     }
     Ok((ddp.sha256(&net)?, steps))
 }

@@ -4,7 +4,7 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Int, Tensor};
 use paceline_collective::{DeviceMesh, ProcessGroup};
 use paceline_ddp::{
-    Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
+    CommHook, Ddp, DdpError, DdpOptions, Precision, ZeroRedundancyOptimizer, ZeroStage, weights,
 };
 use paceline_nn::gpt::GptConfig;
 use paceline_split::tensor::{ParallelGpt, TensorParallel, TensorPlacement};
@@ -18,6 +18,7 @@ struct Job {
     precision: Precision,
     zero: Option<ZeroStage>,
     width: usize,
+    hook: CommHook,
 }
 
 /// Stages of ZeRO, which deals the state of a slice to its replicas.
@@ -62,6 +63,7 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
         shards: Some(2),
         clip_norm: Some(0.05),
         precision: job.precision,
+        comm_hook: job.hook,
         sums: 1,
         ..DdpOptions::default()
     };
@@ -106,8 +108,20 @@ fn train(job: Job, world: &ProcessGroup, ranks: usize) -> Result<(String, Vec<u6
             Some(sharded) => sharded.step(1e-2, model, reduced.grads)?,
             None => whole.step(1e-2, model, reduced.grads),
         };
+        model = ddp.average(model)?;
     }
     Ok((ddp.sha256(&model)?, norms))
+}
+
+fn job(hook: &str) -> Job {
+    Job {
+        parts: 2,
+        is_sequence: false,
+        precision: Precision::F32,
+        zero: None,
+        width: CONFIG.width,
+        hook: hook.parse().expect("a hook"),
+    }
 }
 
 #[test]
@@ -124,6 +138,7 @@ fn the_weights_and_norms_have_the_same_bits_on_every_mesh() {
                     precision,
                     zero: None,
                     width: CONFIG.width,
+                    hook: CommHook::None,
                 };
                 check(job, meshes);
             }
@@ -135,11 +150,50 @@ fn the_weights_and_norms_have_the_same_bits_on_every_mesh() {
 fn matrices_of_many_chunks_are_dealt_to_the_replicas_of_their_slices() {
     let job = Job {
         parts: 4,
-        is_sequence: false,
-        precision: Precision::F32,
-        zero: None,
         width: 48,
+        ..job("none")
     };
     // A rank has one part of a matrix, or several, which lie side by side in its rows.
     check(job, &[(1, 1), (2, 1), (4, 2), (8, 4)]);
+}
+
+/// What a rank has of cut parameters must not change what it makes of whole ones: a hash is of this rank's copies of those.
+#[test]
+fn ranks_that_share_parts_compress_what_both_have_whole_alike() {
+    for hook in ["int8", "powersgd:1:0"] {
+        let train = |world: &ProcessGroup| train(job(hook), world, 2).expect("trained");
+        let ended = on_ranks(4, |world| train(&world));
+        for other in &ended {
+            assert_eq!(*other, ended[0], "{hook}");
+        }
+    }
+    let refused = on_ranks(4, |world| {
+        train(job("topk:0.1"), &world, 2).expect_err("buckets")
+    });
+    let expect = "communication hook topk:0.1 does not work with parts of a model: it takes the largest elements of whole buckets";
+    for error in refused {
+        assert!(error.to_string().starts_with(expect), "{error}");
+    }
+    on_ranks(2, |world| {
+        // No other rank has what a rank with all parts has.
+        train(job("topk:0.1"), &world, 1).expect("trained");
+    });
+}
+
+#[test]
+fn ranks_that_share_parts_take_local_steps_as_ranks_with_all_parts_do() {
+    for hook in ["localsgd:3", "diloco:3:0:0.7:0.5"] {
+        let with = |world, ranks| on_ranks(world, |world| train(job(hook), &world, ranks));
+        let workers = with(2, 1).into_iter().map(|ended| ended.expect("trained"));
+        let workers: Vec<_> = workers.collect();
+        assert_eq!(workers[0].0, workers[1].0, "the round has ended");
+        assert_ne!(workers[0].1, workers[1].1, "norms are each worker's own");
+        for (rank, ended) in with(4, 2).into_iter().enumerate() {
+            assert_eq!(
+                ended.expect("trained"),
+                workers[rank / 2],
+                "{hook}, rank {rank}"
+            );
+        }
+    }
 }

@@ -224,36 +224,22 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
 fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
     let config = TrainConfig::from_settings(settings);
     let hook = config.comm_hook;
-    if !hook.is_per_shard() {
-        return Ok(());
-    }
+    let needs_scaler = config.precision == Precision::F16;
+    let zero = (hook.refuses_sharded_optimizer()).filter(|_| config.zero != Zero::Off);
+    let scaler = hook.refuses_scaler().filter(|_| needs_scaler);
+    let parts = hook.refuses_parts().filter(|_| config.tp.is_some());
     let others = [
-        ("zero", config.zero != Zero::Off),
-        ("tp", config.tp.is_some()),
-        ("pp", config.pp.is_some_and(|stages| stages > 1)),
-        (
-            "precision",
-            config.precision == Precision::F16 && hook != CommHook::Int8,
-        ),
+        ("zero", zero.is_some()),
+        ("tp", parts.is_some()),
+        ("precision", scaler.is_some()),
     ];
-    let is_local = matches!(hook, CommHook::LocalSgd(_));
+    let why = zero.or(parts).or(scaler).unwrap_or_default();
     exclude(settings, "comm_hook", others, |key| {
-        let why = match (key, is_local) {
-            ("precision", true) => "ranks that take steps by themselves do not agree on a scale",
-            ("precision", false) => {
-                "what the hook has not sent yet has the scale of an earlier step"
-            }
-            (_, true) => {
-                "each rank takes steps by itself, for which it needs the whole model and its whole optimizer state"
-            }
-            ("zero", false) => {
-                "the hook compresses whole buckets, of which a rank gets only its slices"
-            }
-            (_, false) => {
-                "the hook compresses whole buckets, so the bits would depend on the parameters that a rank has"
-            }
+        let instead = match key {
+            "tp" => "choose another --comm-hook",
+            _ => "choose --comm-hook bf16, fp16 or none",
         };
-        format!("{why}: choose --comm-hook bf16, fp16 or none, or omit --{key}")
+        format!("{why}: {instead}, or omit --{key}")
     })
 }
 

@@ -5,7 +5,10 @@
 //!  sum in f32, in the order of the shards; quantise -> all_gather
 //! ```
 //!
-//! Every chunk has its own scale, and a slice is a number of whole chunks, so the result does not depend on who adds.
+//! Every chunk has its own scale and is of one parameter, and a slice is a number of whole chunks. So the result depends neither on who
+//! adds nor on the parameters beside it in the bucket.
+
+use std::ops::Range;
 
 use paceline_collective::{AllGather, Buffer, Error, OpTiming, Ticket};
 
@@ -25,6 +28,8 @@ pub(super) struct Int8 {
 
 #[derive(Default)]
 struct Live {
+    /// Where the chunks lie in the bucket.
+    chunks: Vec<Range<usize>>,
     /// Records to each rank, by shard; then those from each rank.
     exchange: Option<Buffer<i8>>,
     gather: Option<Buffer<i8>>,
@@ -34,17 +39,29 @@ struct Live {
 
 impl Int8 {
     pub(super) fn new(context: Context) -> Self {
-        let live = (0..context.buckets()).map(|_| Live::default()).collect();
+        let live = context.plan.buckets[..context.buckets()]
+            .iter()
+            .map(|bucket| {
+                let chunks = bucket.segments.iter().flat_map(|segment| {
+                    let end = segment.offset + segment.len;
+                    let starts = (segment.offset..end).step_by(CHUNK);
+                    starts.map(move |start| start..end.min(start + CHUNK))
+                });
+                Live {
+                    chunks: chunks.collect(),
+                    ..Live::default()
+                }
+            });
+        let live = live.collect();
         Self { context, live }
-    }
-
-    fn chunks(&self, bucket: usize) -> usize {
-        self.context.len(bucket).div_ceil(CHUNK)
     }
 
     /// Chunks of a rank's slice.
     fn slice(&self, bucket: usize) -> usize {
-        self.chunks(bucket).div_ceil(self.context.group.world())
+        self.live[bucket]
+            .chunks
+            .len()
+            .div_ceil(self.context.group.world())
     }
 
     /// The most shards of a rank.
@@ -74,9 +91,9 @@ impl Compressor for Int8 {
             }
         };
         let turn = self.context.turn(leaf.shard);
-        for (chunk, values) in leaf.values.chunks(CHUNK).enumerate() {
+        for (chunk, range) in self.live[bucket].chunks.iter().enumerate() {
             let at = self.at(bucket, chunk / slice, turn, chunk % slice);
-            quantise(values, &mut buffer[at..at + RECORD]);
+            quantise(&leaf.values[range.clone()], &mut buffer[at..at + RECORD]);
         }
         self.live[bucket].exchange = Some(buffer);
         Ok(())
@@ -99,7 +116,8 @@ impl Compressor for Int8 {
             None => group.buffer(group.world() * slice * RECORD)?,
         };
         let half = done.buffer.len() / 2;
-        let own = self.chunks(bucket).saturating_sub(rank * slice).min(slice);
+        let chunks = self.live[bucket].chunks.len();
+        let own = chunks.saturating_sub(rank * slice).min(slice);
         for chunk in 0..own {
             let mut sum = [0.0; CHUNK];
             for from in 0..group.world() {
@@ -130,17 +148,14 @@ impl Compressor for Int8 {
     fn receive(&mut self, bucket: usize) -> Result<Received, Error> {
         let ticket = self.live[bucket].sent.take();
         let done = ticket.expect("every bucket is sent twice").wait()?;
-        let len = self.context.len(bucket);
-        let mut values = vec![0.0; len];
-        let records = done.buffer.chunks(RECORD);
-        for (values, record) in values.chunks_mut(CHUNK).zip(records) {
-            let all = dequantise(record);
-            values
-                .iter_mut()
-                .zip(all)
+        let mut values = vec![0.0; self.context.len(bucket)];
+        let live = &mut self.live[bucket];
+        for (range, record) in live.chunks.iter().zip(done.buffer.chunks(RECORD)) {
+            let slots = values[range.clone()].iter_mut();
+            slots
+                .zip(dequantise(record))
                 .for_each(|(slot, value)| *slot = value);
         }
-        let live = &mut self.live[bucket];
         let exchanged = live.exchange.as_ref().map_or(0, |buffer| buffer.len() / 2);
         let bytes = exchanged + done.buffer.len() / self.context.group.world();
         let first = live.first.take().unwrap_or(done.timing);

@@ -60,18 +60,19 @@ struct Matrix {
 }
 
 impl Live {
-    fn new(bucket: &crate::plan::Bucket, rank: usize, shapes: &[Vec<usize>]) -> Self {
+    fn new(bucket: &crate::plan::Bucket, rank: usize, shapes: &[(usize, Vec<usize>)]) -> Self {
         let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
         let (mut lens, mut q) = ([0, 0], Vec::new());
         for segment in &bucket.segments {
             let at = segment.offset..segment.offset + segment.len;
-            let rows = shapes[segment.index].first().copied().unwrap_or(1).max(1);
+            let (place, shape) = &shapes[segment.index];
+            let rows = shape.first().copied().unwrap_or(1).max(1);
             let columns = segment.len / rows;
             if (rows + columns) * rank * LEAST_RATE >= segment.len {
                 vectors.push(at);
                 continue;
             }
-            let place = |len: &mut usize, count| {
+            let take = |len: &mut usize, count| {
                 let start = *len;
                 *len += count * rank;
                 start..*len
@@ -80,11 +81,11 @@ impl Live {
                 at,
                 rows,
                 columns,
-                p: place(&mut lens[0], rows),
-                q: place(&mut lens[1], columns),
+                p: take(&mut lens[0], rows),
+                q: take(&mut lens[1], columns),
             };
-            // The same on every rank.
-            let draw = |number| mix(0, segment.index as u64, number as u64) as f64;
+            // The same on every rank, and in every stage.
+            let draw = |number| mix(0, *place as u64, number as u64) as f64;
             let uniform = |number| (draw(number) / u64::MAX as f64 - 0.5) as f32;
             q.extend((0..matrix.q.len()).map(uniform));
             matrices.push(matrix);
@@ -109,7 +110,11 @@ impl Live {
 }
 
 impl PowerSgd {
-    pub(super) fn new(context: Context, options: PowerSgdOptions, shapes: &[Vec<usize>]) -> Self {
+    pub(super) fn new(
+        context: Context,
+        options: PowerSgdOptions,
+        shapes: &[(usize, Vec<usize>)],
+    ) -> Self {
         let buckets = context.plan.buckets[..context.buckets()].iter();
         let live = buckets.map(|bucket| Live::new(bucket, options.rank.get(), shapes));
         Self {

@@ -120,23 +120,34 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     );
     with_flags(&[("task", "lm"), ("pp", "2"), ("zero", "3")]).expect("it fits");
     with_flags(&[("task", "lm"), ("tp", "2"), ("zero", "1")]).expect("it fits");
+    let parts = [
+        ("task", "lm"),
+        ("tp", "2"),
+        ("pp", "2"),
+        ("nproc_per_node", "8"),
+    ];
+    for hook in ["int8", "powersgd", "localsgd:8", "diloco:8"] {
+        with_flags(&[&parts[..], &[("comm_hook", hook)]].concat()).expect(hook);
+    }
+    with_flags(&[("task", "lm"), ("pp", "2"), ("comm_hook", "topk")])
+        .expect("stages share nothing");
     refuse(
-        &[("tp", "2"), ("comm_hook", "int8")],
-        "`comm_hook` is int8 (flag --comm-hook), which does not go with tp 2 (flag --tp)\n\
-         hint: the hook compresses whole buckets, so the bits would depend on the parameters that a rank has: \
-         choose --comm-hook bf16, fp16 or none, or omit --tp",
+        &[("task", "lm"), ("tp", "2"), ("comm_hook", "topk")],
+        "`comm_hook` is topk (flag --comm-hook), which does not go with tp 2 (flag --tp)\n\
+         hint: it takes the largest elements of whole buckets, so ranks with other slices would take others of what all have whole: \
+         choose another --comm-hook, or omit --tp",
     );
     refuse(
         &[("zero", "1"), ("comm_hook", "powersgd")],
         "`comm_hook` is powersgd (flag --comm-hook), which does not go with zero 1 (flag --zero)\n\
-         hint: the hook compresses whole buckets, of which a rank gets only its slices: \
+         hint: the hook compresses whole gradients, of which a rank gets only its slices: \
          choose --comm-hook bf16, fp16 or none, or omit --zero",
     );
     refuse(
-        &[("pp", "2"), ("comm_hook", "localsgd:8")],
-        "`comm_hook` is localsgd:8 (flag --comm-hook), which does not go with pp 2 (flag --pp)\n\
-         hint: each rank takes steps by itself, for which it needs the whole model and its whole optimizer state: \
-         choose --comm-hook bf16, fp16 or none, or omit --pp",
+        &[("zero", "2"), ("comm_hook", "localsgd:8")],
+        "`comm_hook` is localsgd:8 (flag --comm-hook), which does not go with zero 2 (flag --zero)\n\
+         hint: replicas take steps by themselves, for which each needs its whole optimizer state: \
+         choose --comm-hook bf16, fp16 or none, or omit --zero",
     );
     refuse(
         &[("precision", "fp16"), ("comm_hook", "topk:0.1")],
