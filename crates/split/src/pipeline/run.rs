@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::{DeviceMesh, ProcessGroup, Tree};
-use paceline_ddp::{Backend, Ddp, DdpError, DdpOptions, DeviceExchange, Reduced, ShardStep};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, DeviceExchange, Reduced, ShardStep};
 use paceline_nn::Pass;
 
 use super::error::PipelineError;
@@ -81,6 +81,9 @@ pub struct Pipeline<const D: usize> {
     planned: (usize, Rc<[Action]>),
     /// Whether the gradient of a stage's input leaves before those of the stage's weights are computed.
     sends_early: bool,
+    /// Whether buckets leave when a shard's passes have ended: they share the device's queue with messages, and several stages of
+    /// this rank, or two passes of one stage, fill them.
+    holds_buckets: bool,
     record: Record,
 }
 
@@ -144,7 +147,7 @@ impl<const D: usize> Pipeline<D> {
         mesh: DeviceMesh,
         model: M,
         options: PipelineOptions,
-        mut ddp_options: DdpOptions,
+        ddp_options: DdpOptions,
     ) -> Result<(Self, Ddp, M), PipelineError> {
         let size = options.size(ddp_options.accumulate);
         let cuts = fit(&mesh, &model, &options, size)?;
@@ -167,11 +170,6 @@ impl<const D: usize> Pipeline<D> {
         if let Some(rank) = (0..size.ranks).find(|rank| !trains(*rank)) {
             return Err(PipelineError::Frozen { rank });
         }
-        let has_parts = size.chunks > 1 || options.schedule.puts_off_weights();
-        if has_parts && ddp_options.backend == Backend::Auto {
-            // NCCL's buckets leave after whole backward passes, and each of these reaches some of the parameters only.
-            ddp_options.backend = Backend::Host;
-        }
         let (mut ddp, model) = Ddp::new(mesh.group("dp")?.clone(), model, ddp_options)?;
         let owners = shapes.iter().filter_map(|(id, shape)| {
             let owner = size.rank_of(holdings.holder(*id)?);
@@ -192,6 +190,7 @@ impl<const D: usize> Pipeline<D> {
             stages: holdings.holders().clone(),
             slices,
         }));
+        let has_parts = size.chunks > 1 || options.schedule.puts_off_weights();
         let sends_early = options.schedule.puts_off_weights() || !ddp.reduces_on_device();
         let exchange = match pipe.world() {
             1 => None,
@@ -212,6 +211,7 @@ impl<const D: usize> Pipeline<D> {
             work: Work::default(),
             planned: (0, Rc::new([])),
             sends_early,
+            holds_buckets: has_parts && ddp.reduces_on_device(),
             record: Record::default(),
         };
         if let Some(exchange) = exchange {

@@ -196,7 +196,7 @@ impl<const D: usize> Pipeline<D> {
         let part = BackwardPart {
             weight: batches.weight(micro_batch),
             is_first: stage + self.options.ranks >= self.cuts.len(),
-            is_last: micro_batch + 1 == batches.count(),
+            is_last: micro_batch + 1 == batches.count() && !self.holds_buckets,
             stage,
             runs_blocks: true,
             ends_shard,
@@ -255,7 +255,7 @@ impl<const D: usize> Pipeline<D> {
         let part = BackwardPart {
             weight: batches.weight(micro_batch),
             is_first: false,
-            is_last: micro_batch + 1 == batches.count(),
+            is_last: micro_batch + 1 == batches.count() && !self.holds_buckets,
             stage,
             runs_blocks: false,
             ends_shard: false,
