@@ -111,7 +111,7 @@ pub struct Ddp {
     reducer: Arc<dyn Reducer>,
     sink: Arc<dyn GradientSink>,
     /// Set until the order of uses has been learnt.
-    uses: Option<Arc<Uses>>,
+    pub(crate) uses: Option<Arc<Uses>>,
     parameters: Vec<Entry>,
     buffers: Vec<Entry>,
     /// Of the parameters that pass a hook.
@@ -139,7 +139,7 @@ pub struct Ddp {
     /// What the ranks compared at the job's start, with live recovery.
     manifest: Vec<verify::Item>,
     /// The learnt order of the parameters; empty if it is that of registration.
-    order: Vec<usize>,
+    pub(crate) order: Vec<usize>,
     /// Whether the ranks agreed in the last step to admit replacements.
     is_invited: bool,
     /// The program's bytes, from the rank that handed its state over to this one.
@@ -198,10 +198,8 @@ impl Ddp {
         if ddp.has_joined() {
             return Ok((ddp, model));
         }
-        // What a hook keeps of a bucket, and the chunks that it compresses together, belong to the plan.
-        let learns = ddp.group.world() > 1
-            && !ddp.options.comm_hook.is_per_shard()
-            && ddp.reducer.is_on_host();
+        // What a hook keeps of a bucket belongs to the plan.
+        let learns = ddp.group.world() > 1 && !ddp.options.comm_hook.is_per_shard();
         ddp.uses = learns.then(Arc::default);
         Ok((ddp, model))
     }
@@ -402,9 +400,9 @@ impl Ddp {
         Ok((ddp, model))
     }
 
-    /// Gives this rank's gradients other buckets, or the same ones in another group.
-    fn make_reducer(&mut self, plan: Arc<BucketPlan>) -> Result<(), DdpError> {
-        let setup = Setup {
+    /// For other buckets, or for another group.
+    fn setup(&self, plan: Arc<BucketPlan>) -> Setup {
+        Setup {
             group: self.group.clone(),
             plan,
             tree: self.tree.clone(),
@@ -414,8 +412,15 @@ impl Ddp {
             shares: None,
             keeps_tail: self.is_live(),
             recorder: self.recorder.clone(),
+        }
+    }
+
+    /// Gives this rank's gradients other buckets in the same group.
+    fn change_buckets(&mut self, setup: Setup) -> Result<(), DdpError> {
+        let made = match self.reducer.with_setup(&setup) {
+            Some(made) => made,
+            None => (self.make)(&self.device, setup)?,
         };
-        let made = (self.make)(&self.device, setup)?;
         self.replace_reducer(made)
     }
 

@@ -72,13 +72,13 @@ pub(crate) trait Reducer: GradientSink {
         None
     }
 
-    /// Whether the buckets are in host memory, where making them again costs little; otherwise they are tensors.
+    /// Whether the buckets are in host memory; otherwise they are tensors.
     fn is_on_host(&self) -> bool {
         true
     }
 
-    /// The same for a sharded optimizer, if it continues with what this one has of its device.
-    fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
+    /// The same for other buckets, or a sharded optimizer, if it continues with what this one has of its device.
+    fn with_setup(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
         let _ = setup;
         None
     }

@@ -5,6 +5,8 @@
 //! each parameter notes its first use, and all ranks then take rank 0's order for hooks and buckets. Parameters without a use
 //! come last, because their buckets are complete only when the backward pass ends.
 //!
+//! Elements are added one by one, so the order changes no bits, also not in the parts of a model, where each part's replicas learn theirs.
+//!
 //! *Source*: PyTorch's reducer, which rebuilds its buckets after the first step.
 
 use std::sync::Arc;
@@ -21,8 +23,8 @@ impl Ddp {
         let Some(uses) = self.uses.take() else {
             return Ok(());
         };
-        // Their plans are made already, by the shares of the ranks or for the parts of the model.
-        if self.shares.is_some() || self.parts.is_some() || self.placement.is_some() {
+        // The state of a sharded optimizer is dealt by the buckets, and would have to travel.
+        if self.shares.is_some() {
             return Ok(());
         }
         let own = uses.in_order().into_iter();
@@ -56,7 +58,7 @@ impl Ddp {
             return Ok(());
         }
         let plan = Arc::new(plan);
-        self.make_reducer(plan.clone())?;
+        self.change_buckets(self.setup(plan.clone()))?;
         self.plan = plan;
         self.tokens.reorder(&order);
         self.order = order;

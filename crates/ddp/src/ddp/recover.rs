@@ -238,7 +238,8 @@ impl Ddp {
         self.undone = 0;
         self.fingerprint.change_group();
         self.restart_pace();
-        self.make_reducer(self.plan.clone())?;
+        let made = (self.make)(&self.device, self.setup(self.plan.clone()))?;
+        self.replace_reducer(made)?;
         self.group.trim();
         Ok(())
     }

@@ -52,22 +52,12 @@ impl Ddp {
             });
         }
         let dtype = buffer::dtype_of_sums(&self.parameters);
-        let setup = Setup {
-            group: self.group.clone(),
-            plan: self.plan.clone(),
-            tree: self.tree.clone(),
-            hook,
-            dtype,
-            shapes: Arc::new([]),
+        self.change_buckets(Setup {
             shares: Some(shares.clone()),
             keeps_tail: false,
-            recorder: self.recorder.clone(),
-        };
-        let reducer = match self.reducer.dealt(&setup) {
-            Some(dealt) => dealt,
-            None => (self.make)(&self.device, setup)?,
-        };
-        self.replace_reducer(reducer.clone())?;
+            ..self.setup(self.plan.clone())
+        })?;
+        let reducer = self.reducer.clone();
         self.shares = Some(shares.clone());
         if stage.shards_parameters() {
             let gathers = self.group.split(Some(0), 0)?;

@@ -542,7 +542,7 @@ impl Reducer for DeviceReducer {
         self.device.port()
     }
 
-    fn dealt(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
+    fn with_setup(&self, setup: &Setup) -> Option<Arc<dyn Reducer>> {
         Some(Arc::new(Self::new(setup.clone(), self.device.clone())))
     }
 

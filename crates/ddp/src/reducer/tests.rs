@@ -15,7 +15,7 @@ use burn::tensor::{Device, TensorData};
 use paceline_collective::GroupOptions;
 
 use super::*;
-use crate::ddp::{Ddp, DdpOptions, Reduced, Reduction};
+use crate::ddp::{BackwardPart, Ddp, DdpOptions, Reduced, Reduction};
 use crate::plan::BucketCaps;
 use crate::weights;
 use stand_in::StandIn;
@@ -217,6 +217,89 @@ fn train(walk: Walk, world: usize, shards: usize) -> Vec<String> {
         "{walk:?}, {world} ranks"
     );
     first
+}
+
+#[test]
+fn the_order_of_uses_is_learnt_wherever_gradients_are() {
+    let run = |walk: Walk| {
+        on_ranks(2, |group| {
+            let device = Device::flex().autodiff();
+            let made = Ddp::with_reducer(group, Net::new(&device), options(2), move |_, setup| {
+                walk.reducer(setup)
+            });
+            let (mut ddp, mut net) = made.expect("ranks agree");
+            ddp.uses = Some(Arc::default());
+            let mut optimizer = SgdConfig::new().init();
+            for at in 0..4 {
+                let reduced = ddp.step(&net, |turn| {
+                    let loss = turn.model()?.loss(&[at, turn.shard()], true);
+                    turn.backward(loss, 2.0)
+                });
+                let reduced = reduced.unwrap_or_else(|error: DdpError| panic!("{error}"));
+                net = optimizer.step(0.1, net, reduced.grads);
+            }
+            ddp.synchronize().expect("nothing is under way");
+            (ddp.order.clone(), weights::sha256(&weights::export(&net)))
+        })
+    };
+    let learnt = run(Walk::Host);
+    // Weight and bias of the layer without a use, which is registered last, come first.
+    assert_eq!(learnt[0].0[..2], [6, 7]);
+    for walk in [Walk::Staged, Walk::Device] {
+        assert_eq!(run(walk), learnt, "{walk:?}");
+    }
+}
+
+/// As the passes of a rank with several stages, or those that compute gradients of weights later: on a device their buckets leave when
+/// the shard ends.
+#[test]
+fn passes_that_reach_some_parameters_each_fill_the_same_buckets() {
+    let run = |walk: Walk, world: usize| {
+        let rank = |group: ProcessGroup| {
+            let device = Device::flex().autodiff();
+            let made = Ddp::with_reducer(group, Net::new(&device), options(2), move |_, setup| {
+                walk.reducer(setup)
+            });
+            let (mut ddp, mut net) = made.expect("ranks agree");
+            let mut optimizer = SgdConfig::new().init();
+            for at in 0..3 {
+                let reduced = ddp.step(&net, |turn| {
+                    turn.micro_batches(2);
+                    for micro_batch in 0..2 {
+                        let x = inputs(&[10 * at + micro_batch, turn.shard()], &device);
+                        let part = |is_first| BackwardPart {
+                            weight: 2.0,
+                            is_first,
+                            is_last: micro_batch == 1 && walk != Walk::Device,
+                            stage: 0,
+                            runs_blocks: false,
+                            ends_shard: false,
+                        };
+                        let side = turn.model()?.side.forward(x.clone());
+                        let side = side.powf_scalar(2.0).mean();
+                        turn.backward_part(part(true), || drop(side.backward()))?;
+                        let net = turn.model()?;
+                        let rest = net.second.forward(relu(net.first.forward(x)));
+                        let rest = rest.powf_scalar(2.0).mean();
+                        turn.backward_part(part(false), || drop(rest.backward()))?;
+                    }
+                    Ok::<_, DdpError>(())
+                });
+                net = optimizer.step(0.1, net, reduced.expect("a step").grads);
+            }
+            ddp.synchronize().expect("nothing is under way");
+            weights::sha256(&weights::export(&net))
+        };
+        on_ranks(world, rank)
+    };
+    let expected = run(Walk::Host, 1).remove(0);
+    for world in [1, 2] {
+        for walk in [Walk::Host, Walk::Staged, Walk::Device] {
+            for hash in run(walk, world) {
+                assert_eq!(hash, expected, "{walk:?} on {world} ranks");
+            }
+        }
+    }
 }
 
 #[test]
