@@ -5,8 +5,6 @@
 //! each parameter notes its first use, and all ranks then take rank 0's order for hooks and buckets. Parameters without a use
 //! come last, because their buckets are complete only when the backward pass ends.
 //!
-//! Elements are added one by one, so the order changes no bits, also not in the parts of a model, where each part's replicas learn theirs.
-//!
 //! *Source*: PyTorch's reducer, which rebuilds its buckets after the first step.
 
 use std::sync::Arc;
@@ -23,8 +21,9 @@ impl Ddp {
         let Some(uses) = self.uses.take() else {
             return Ok(());
         };
-        // The state of a sharded optimizer is dealt by the buckets, and would have to travel.
-        if self.shares.is_some() {
+        // The state of a sharded optimizer is dealt by the buckets, and would have to travel. The parts of a model end a step together,
+        // and what the replicas of one part do after that could leave it a step behind the others if a rank is lost then.
+        if self.shares.is_some() || self.parts.is_some() {
             return Ok(());
         }
         let own = uses.in_order().into_iter();
