@@ -60,6 +60,9 @@ impl ProcessGroup {
     /// *Blocks*: no.
     pub fn declare_recovery(&self) -> bool {
         self.slot().set_recovers();
+        if self.page().recovers() {
+            self.slot().hold_life();
+        }
         matches!(self.member().origin, Some(Origin::Hub(_))) || self.page().recovers()
     }
 

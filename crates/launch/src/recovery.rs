@@ -1,6 +1,6 @@
 //! Live recovery: which ranks form the next generation after a failure, and who takes the places of the lost ones. Pure decisions.
 //!
-//! A failure belongs to one generation. Its culprit has to be dead before the next one is published, so that it can change
+//! A failure belongs to one generation. No thread of its culprit may run any more when the next one is published, so that it can change
 //! nothing. All other living ranks are members, if each of them has said that it goes on. If only a connection failed, no rank is the
 //! culprit, and all are members ([`Mended`]).
 //!

@@ -31,6 +31,8 @@ use crate::workers::{Shared, Workers};
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 /// Once a rank is gone, the pause between two looks for others that wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
+/// Once a thread of a rank has ended with its process, the pause between two looks whether all have.
+const END_LOOK: Duration = Duration::from_micros(200);
 
 /// One job while it runs.
 #[derive(Debug)]
@@ -132,7 +134,7 @@ pub(crate) enum Stage {
 }
 
 impl Supervisor<'_> {
-    /// Returns when all ranks have ended, or when even SIGKILL does not end one.
+    /// Returns when all ranks have ended, or when even SIGKILL does not end one. The end of `workers` reaps the last ones.
     pub(crate) fn run(&mut self) {
         let mut slow_look = Instant::now() + SLOW_LOOK;
         let bell = (self.job.recovers_live()).then(|| Bell::of(self.page).ok());
@@ -184,7 +186,11 @@ impl Supervisor<'_> {
                 self.orphans.reap(&self.workers.pids());
                 slow_look = Instant::now() + SLOW_LOOK;
             }
-            let wakes = [self.until, look_again, ask_again].into_iter().flatten();
+            let mut alive = self.workers.alive();
+            let ends = alive.any(|(rank, _)| self.page.slot(rank).has_let_go());
+            let look_at_end = ends.then(|| Instant::now() + END_LOOK);
+            let wakes = [self.until, look_again, ask_again, look_at_end];
+            let wakes = wakes.into_iter().flatten();
             self.sleep_until(wakes.fold(slow_look, Instant::min), bell.as_ref());
         }
     }
@@ -196,11 +202,7 @@ impl Supervisor<'_> {
 
     /// Sleeps until a rank ends or rings, a signal arrives or it is time.
     fn sleep_until(&self, wake: Instant, bell: Option<&Bell>) {
-        let mut fds: Vec<_> = self
-            .workers
-            .alive()
-            .map(|(_, worker)| worker.as_fd())
-            .collect();
+        let mut fds: Vec<_> = self.workers.unreaped().map(AsFd::as_fd).collect();
         fds.push(self.signals.as_fd());
         fds.extend(self.coordinator.news());
         fds.extend(bell.map(Bell::as_fd));

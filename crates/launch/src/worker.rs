@@ -8,6 +8,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use paceline_rendezvous::page::{self, JobPage};
+use paceline_rendezvous::process;
 use paceline_rendezvous::wait::poll_for;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
@@ -180,6 +181,19 @@ impl Worker {
                 },
             },
         ))
+    }
+
+    /// How it has ended, if that was an error, as soon as none of its threads can run any more. For a large process this is long
+    /// before it can be reaped.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        let status = process::status_without_memory(self.pid())?;
+        Some(match libc::WIFSIGNALED(status) {
+            true => Ending::Signal {
+                number: libc::WTERMSIG(status),
+                core: libc::WCOREDUMP(status),
+            },
+            false => Ending::Code(libc::WEXITSTATUS(status)),
+        })
     }
 
     /// Waits for the end of a process that was killed, and reaps it.

@@ -40,8 +40,10 @@ pub(crate) struct Shared<'a> {
 #[derive(Debug)]
 pub(crate) struct Workers {
     processes: Vec<Worker>,
-    /// The judge's view; `exit` is set exactly when the worker has been reaped.
+    /// The judge's view; `exit` is set once no thread of the worker can run any more.
     pub(crate) states: Vec<WorkerState>,
+    /// The ranks with an `exit` whose processes are still to be reaped.
+    leaving: Vec<usize>,
     watch: Option<RankWatch>,
     first_rank: usize,
 }
@@ -57,6 +59,7 @@ impl Workers {
         let mut workers = Self {
             processes: Vec::new(),
             states: Vec::new(),
+            leaving: Vec::new(),
             watch: job.watch.clone(),
             first_rank: shared.place.first_rank,
         };
@@ -176,7 +179,18 @@ impl Workers {
             .filter(|(rank, _)| self.states[*rank].exit.is_none())
     }
 
-    /// Reaps the ranks that have ended since the last call and notes when and how.
+    /// Whether the system still takes a process apart.
+    pub(crate) fn is_one_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Those that are alive, and those that the system still takes apart.
+    pub(crate) fn unreaped(&self) -> impl Iterator<Item = &Worker> {
+        let leaving = self.leaving.iter().map(|rank| &self.processes[*rank]);
+        self.alive().map(|(_, worker)| worker).chain(leaving)
+    }
+
+    /// Takes note of the ranks that have ended since the last call, when and how, and reaps them.
     pub(crate) fn reap(
         &mut self,
         at: Duration,
@@ -184,10 +198,25 @@ impl Workers {
         excused: impl Fn(usize, Ending) -> bool,
     ) {
         let mut ended = Vec::new();
+        let forget = |worker: &Worker| {
+            if !worker.group_has_members() {
+                shared.watchdog.forget_group(worker.pid());
+            }
+        };
+        let processes = &self.processes;
+        self.leaving.retain(|rank| {
+            let is_left = matches!(processes[*rank].try_reap(), Ok(None));
+            if !is_left {
+                forget(&processes[*rank]);
+            }
+            is_left
+        });
         let ranks = self.processes.iter().zip(&mut self.states).enumerate();
         for (rank, (worker, state)) in ranks.filter(|(_, (_, state))| state.exit.is_none()) {
             // A child that cannot be waited for has been reaped behind our back; how it ended is lost.
-            let how = worker.try_reap().unwrap_or(Some(Ending::Code(1)));
+            let reaped = worker.try_reap().unwrap_or(Some(Ending::Code(1)));
+            let lets_go = || shared.page.slot(rank).has_let_go();
+            let how = reaped.or_else(|| lets_go().then(|| worker.ending())?);
             if let Some(how) = how {
                 state.exit = Some(Exit {
                     at,
@@ -195,8 +224,9 @@ impl Workers {
                     excused: excused(rank, how),
                     is_early: how.is_success() && shared.page.slot(rank).is_unfinished(),
                 });
-                if !worker.group_has_members() {
-                    shared.watchdog.forget_group(worker.pid());
+                match reaped {
+                    Some(_) => forget(worker),
+                    None => self.leaving.push(rank),
                 }
                 ended.push(rank);
             }
@@ -246,7 +276,7 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.signal_groups(Signal::KILL);
         let give_up_at = Instant::now() + KILLED_ENDS_WITHIN;
-        for (_, worker) in self.alive() {
+        for worker in self.unreaped() {
             worker.wait_and_reap(give_up_at.saturating_duration_since(Instant::now()));
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::event::EventfdFlags;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::thread::futex;
 use rustix::time::{ClockId, Timespec};
@@ -46,6 +47,41 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     let timeout = Timespec::try_from(timeout).ok();
     // Any error (value changed, signal, timeout) means the same to the caller: look again.
     let _ = futex::wait(word, futex::Flags::empty(), expected, timeout.as_ref());
+}
+
+/// Most words of one call, by the kernel.
+const WAITV_MAX: usize = 128;
+
+/// As [`futex_wait`] for `first` and as many `others` as the kernel takes at once. Linux before 5.16 takes none, nor do some containers.
+pub(crate) fn futex_wait_any(
+    first: (&AtomicU32, u32),
+    others: &[(&AtomicU32, u32)],
+    timeout: Duration,
+) {
+    let words = std::iter::once(&first).chain(others).take(WAITV_MAX);
+    let words = words.map(|(word, expected)| {
+        let mut wait = futex::Wait::new();
+        wait.val = u64::from(*expected);
+        wait.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
+        wait.flags = futex::WaitFlags::SIZE_U32;
+        wait
+    });
+    let now = Duration::from_nanos(monotonic_ns());
+    let until = now.checked_add(timeout).map(Timespec::try_from);
+    let until = until.and_then(Result::ok);
+    let words: Vec<_> = words.collect();
+    let waited = futex::waitv(
+        &words,
+        futex::WaitvFlags::empty(),
+        until.as_ref(),
+        ClockId::Monotonic,
+    );
+    if !matches!(
+        waited,
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT)
+    ) {
+        futex_wait(first.0, first.1, timeout);
+    }
 }
 
 /// Wakes all threads that sleep on `word`, in every process that maps it.

@@ -28,7 +28,7 @@
 //!      1292  address of its store, 308 bytes                104  timeout     u32  ms, 0 = none
 //!      1600  another generation, in the same way            108  finishes    u32  0 no, 1 yes
 //!      1920  explained         u32  a generation           112  leaves state  u32  0 no, 1 yes
-//!      1924  bytes of reason   u32
+//!      1924  bytes of reason   u32                         116  life (robust futex)  u32  0 = not held
 //!      1928  the reason for it, 312 bytes
 //! ```
 //!
@@ -42,6 +42,7 @@ mod activity;
 mod error;
 mod generation;
 mod layout;
+mod life;
 mod running;
 
 use std::io;

@@ -18,6 +18,10 @@ pub struct Stat {
     pub started: u64,
     /// Clock ticks in which it ran, and those of the children that it has waited for.
     ran: [u64; 2],
+    /// How many its process has.
+    threads: u64,
+    /// The status that its parent gets; 0 also for a reader that may not know it.
+    status: u64,
 }
 
 impl Stat {
@@ -39,14 +43,17 @@ impl Stat {
         let (_, fields) = text.rsplit_once(')')?;
         let mut fields = fields.split_whitespace();
         let (state, parent) = (fields.next()?.chars().next()?, fields.next()?);
-        // The name was field 2 of the line, the parent field 4; the times are fields 14 to 17, the start field 22.
+        // The name was field 2 of the line, the parent field 4; the times are fields 14 to 17, the number of threads
+        // field 20, the start field 22, the status field 52.
         let mut numbers = fields.map(str::parse::<u64>).skip(9);
         let mut next = || numbers.next()?.ok();
         let ran = [next()? + next()?, next()? + next()?];
         Some(Self {
             state,
             parent: parent.parse().ok()?,
-            started: numbers.nth(4)?.ok()?,
+            threads: numbers.nth(2)?.ok()?,
+            started: numbers.nth(1)?.ok()?,
+            status: numbers.nth(29).and_then(Result::ok).unwrap_or(0),
             ran,
         })
     }
@@ -104,6 +111,24 @@ pub fn threads(pid: u32, most: usize) -> Vec<u32> {
     numbers(Path::new(&format!("/proc/{pid}/task")), most)
 }
 
+/// The status, as of wait(2), of a process that has ended with an error, even if the system has not taken it apart: none of its threads
+/// has memory any more, so none can run a program. `None` if one still may, after an end without an error, and for a process of
+/// another user.
+///
+/// Ask only for a process that cannot have been replaced by another one.
+pub fn status_without_memory(pid: u32) -> Option<i32> {
+    let stat = Stat::read(pid).filter(|stat| stat.status != 0)?;
+    let threads = threads(pid, usize::MAX);
+    let has_no_memory = |thread: &u32| {
+        let sizes = fs::read_to_string(format!("/proc/{pid}/task/{thread}/statm"));
+        sizes.is_ok_and(|sizes| sizes.split_whitespace().all(|size| size == "0"))
+    };
+    // A thread that disappears meanwhile may hide those behind it from the list. In a process that ends there are no new ones.
+    let are_all = threads.len() as u64 == stat.threads;
+    let has_ended = are_all && threads.iter().all(has_no_memory);
+    has_ended.then(|| i32::try_from(stat.status).ok())?
+}
+
 /// A process and all that it has started, as far as their parents live; at most `most`.
 pub fn tree(root: u32, most: usize) -> Vec<u32> {
     let mut found = vec![root];
@@ -149,14 +174,19 @@ mod tests {
         let check = |text: &str, expect: Option<Stat>| {
             assert_eq!(Stat::parse(text), expect, "{text}");
         };
-        let rest = "T 17 42 42 0 -1 4194560 1 0 0 0 30 4 5 6 20 0 1 0 991 2412544 200";
+        let rest = "T 17 42 42 0 -1 4194560 1 0 0 0 30 4 5 6 20 0 3 0 991 2412544 200";
         let expect = Some(Stat {
             state: 'T',
             parent: 17,
             started: 991,
             ran: [34, 11],
+            threads: 3,
+            status: 0,
         });
         check(&format!("42 (sh) {rest}"), expect);
+        let ended = format!("42 (sh) {rest}{} 9", " 1".repeat(27));
+        let status = Stat::parse(&ended).map(|stat| stat.status);
+        assert_eq!(status, Some(9));
         check(&format!("42 (a b) c) {rest}"), expect);
         check(&format!("42 (:-) S 1 2) {rest}"), expect);
         check("42 (sh) T 17", None);
@@ -171,6 +201,25 @@ mod tests {
         assert_eq!(stat.parent, parent);
         assert!(!stat.is_stopped() && !stat.has_ended());
         assert_eq!(Stat::read(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_process_has_a_status_once_nothing_of_it_can_run() {
+        let started = std::process::Command::new("sleep").arg("30").spawn();
+        let mut child = started.expect("sleep");
+        assert_eq!(status_without_memory(child.id()), None);
+        child.kill().expect("it runs");
+        let until = std::time::Instant::now() + Duration::from_secs(30);
+        let status = loop {
+            let status = status_without_memory(child.id());
+            if status.is_some() || std::time::Instant::now() > until {
+                break status;
+            }
+            std::thread::yield_now();
+        };
+        child.wait().expect("it was killed");
+        assert_eq!(status, Some(9));
+        assert_eq!(status_without_memory(child.id()), None);
     }
 
     #[test]

@@ -224,7 +224,12 @@ impl Supervisor<'_> {
     pub(super) fn fill_places(&mut self) -> Option<Instant> {
         let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
         self.seen.places = Places::default();
-        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
+        if !self.job.recovers_live()
+            || !is_running
+            || self.given_up.is_some()
+            // A new process needs the memory and the device of the lost one.
+            || self.workers.is_one_leaving()
+        {
             return None;
         }
         let ready_within = self.ready_within();

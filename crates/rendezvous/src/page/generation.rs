@@ -261,12 +261,14 @@ impl JobPage {
         self.slot(index).raw().clear();
     }
 
-    /// Sleeps until generations have changed since there were `seen` changes, or a rank waits for another one; at most for
-    /// `timeout`. Returns how many changes there are.
+    /// Sleeps until generations have changed since there were `seen` changes, a rank waits for another one, or a process
+    /// [has ended](Slot::has_let_go); at most for `timeout`. Returns how many changes there are.
     pub fn wait_changed(&self, seen: u32, timeout: Duration) -> u32 {
         let changes = &self.header().changes;
+        let lives: Vec<_> = self.lives().collect();
         if changes.load(SeqCst) == seen {
-            os::futex_wait(changes, seen, timeout);
+            os::futex_wait_any((changes, seen), &lives, timeout);
+            self.lives().for_each(drop);
         }
         changes.load(SeqCst)
     }

@@ -86,7 +86,8 @@ pub(super) struct RawSlot {
     pub(super) timeout_ms: AtomicU32,
     pub(super) finishes: AtomicU32,
     pub(super) leaves_state: AtomicU32,
-    _rest: [u8; 140],
+    pub(super) life: AtomicU32,
+    _rest: [u8; 136],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -112,6 +113,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, timeout_ms) == 104);
     assert!(std::mem::offset_of!(RawSlot, finishes) == 108);
     assert!(std::mem::offset_of!(RawSlot, leaves_state) == 112);
+    assert!(std::mem::offset_of!(RawSlot, life) == 116);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -213,6 +215,7 @@ impl RawSlot {
             timeout_ms,
             finishes,
             leaves_state,
+            life,
             _rest: _,
         } = self;
         for word in [step, seq, since_ns, stopped_at, blame, one, other] {
@@ -234,6 +237,7 @@ impl RawSlot {
             timeout_ms,
             finishes,
             leaves_state,
+            life,
         ] {
             word.store(0, SeqCst);
         }
