@@ -35,7 +35,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PACESEG1");
 /// Size of a huge page, on the machines that have one of this size.
 ///
 /// *Units*: bytes.
-const HUGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_BYTES: usize = 2 << 20;
 
 /// The control page at the start of a segment. Atomics only: several processes look at it.
 #[derive(Debug)]
