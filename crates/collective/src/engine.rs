@@ -115,6 +115,15 @@ impl Engine {
         self.team.is_some()
     }
 
+    /// Frees what it keeps between calls. Peers may write to it until the generation after this one forms.
+    pub(crate) fn release(&mut self, generation: u32) {
+        if let Some(staging) = &mut self.staging {
+            staging.lose(Some(generation));
+        }
+        (self.staging, self.temp, self.copies) = (None, None, None);
+        self.measure();
+    }
+
     fn measure(&self) {
         let bytes = |region: &Option<Region>| region.as_ref().map_or(0, Region::bytes);
         let streams = self.means.streams.as_ref().map_or(0, Streams::bytes);

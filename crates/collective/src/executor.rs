@@ -232,6 +232,13 @@ impl Executor {
         }
     }
 
+    /// Frees the memory that operations keep for the next ones, once they have [ended](Self::is_idle_within).
+    pub(crate) fn release(&self) {
+        if let Ok(mut engine) = self.engine.lock() {
+            engine.release(self.status.generation());
+        }
+    }
+
     /// Operations that wait.
     pub(crate) fn queued(&self) -> usize {
         self.queue.lock().jobs.len()

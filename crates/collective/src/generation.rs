@@ -349,6 +349,8 @@ impl ProcessGroup {
                 reason: "an operation of this rank does not end",
             });
         }
+        // It would lie between the buffers until now, whose place the next ones take, and the memory that is still free.
+        member.executor.release();
         Ok(KeptMemory {
             own: Some(arena.clone()),
             mapped: member.p2p.mapped().cloned().collect(),

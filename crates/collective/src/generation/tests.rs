@@ -295,6 +295,8 @@ fn the_next_generation_works_on_the_memory_of_this_one() {
         let arena = group.member().allocator.arena().unwrap().clone();
         let mut kept = group.buffer::<f32>(10).unwrap();
         kept.fill(started as f32);
+        // Its copy lies in memory of the group's own.
+        group.all_reduce(&mut [0.0; 1000], ReduceOp::Sum).unwrap();
         group.barrier().unwrap();
         if started == 1 {
             page.end_generation(0, 1);
@@ -318,6 +320,8 @@ fn the_next_generation_works_on_the_memory_of_this_one() {
                 .mapped()
                 .all(|arena| known.contains(&Arc::as_ptr(arena)))
         );
+        // All but `kept` is one piece again, although somebody still has the group until now.
+        drop(next.buffer::<f32>(255 << 10).unwrap());
         drop(group);
         let mut buffer = next.buffer::<f32>(LEN).unwrap();
         assert!(buffer.iter().all(|value| *value == 0.0));
