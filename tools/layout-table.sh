@@ -83,10 +83,10 @@ figure() {
     tail -n 1 "$1/metrics.jsonl" | grep -oE "\"$2\":[0-9]+" | cut -d: -f2 | sort -n | tail -n 1
 }
 
-# training_peak RUN: stores the largest peak memory of its ranks after their third step in `training`, before they evaluate and save.
+# training_peak RUN: stores the largest peak memory of its ranks after their second step in `training`, before they evaluate and save.
 training_peak() {
     local count= rank kib
-    until ((${count:-0} >= 3)) || ! kill -0 "$job" 2>/dev/null || ((SECONDS >= job_end)); do
+    until ((${count:-0} >= 2)) || ! kill -0 "$job" 2>/dev/null || ((SECONDS >= job_end)); do
         sleep 0.02
         count=$(grep -cs '^{"kind":"step"' "$1/metrics.jsonl") || true
     done
