@@ -37,6 +37,9 @@ use crate::plan::Hosts;
 use crate::status::{PeerInfo, Status};
 use crate::wiring::{Origin, Wiring};
 
+/// How often a rank that is held back looks whether it was asked to stop, which wakes nobody.
+const STOP_LOOK: Duration = Duration::from_millis(100);
+
 /// How long the launcher may take, beside the group's timeout, to give up a rank that hangs and to see its end.
 const LAUNCHER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -101,6 +104,30 @@ impl ProcessGroup {
     pub fn is_invited(&self) -> bool {
         let status = &self.member().status;
         !status.is_subgroup() && self.page().is_invited(status.generation())
+    }
+
+    /// Whether the launchers hold this group back after a loss, because the job has too few nodes. All its ranks have the same answer
+    /// until they are [invited](Self::is_invited) to a group with others.
+    pub fn is_held(&self) -> bool {
+        let status = &self.member().status;
+        !status.is_subgroup() && self.page().is_held(status.generation()) && !self.is_invited()
+    }
+
+    /// Waits while the group [is held back](Self::is_held). All ranks call it between two steps. Returns whether this one has waited.
+    ///
+    /// *Blocks*: until the ranks are invited, or the group's generation ends, or the job was asked to stop or ends. The launchers
+    /// bound it.
+    pub fn wait_while_held(&self) -> bool {
+        let (page, number) = (self.page(), self.member().status.generation());
+        let (mut changes, mut has_waited) = (0, false);
+        while self.is_held()
+            && page.end_of_generation(number).is_none()
+            && self.stop_wish().is_none()
+        {
+            changes = page.wait_changed(changes, STOP_LOOK);
+            has_waited = true;
+        }
+        has_waited
     }
 
     /// The group of this one's ranks and the replacements that wait. All ranks call it after the same operation, once one of them

@@ -375,6 +375,9 @@ impl<'a> NodeAgent<'a> {
             Command::Begin => {
                 self.order.get_or_insert(Order::Begin);
             }
+            Command::Release => {
+                self.order.get_or_insert(Order::Release);
+            }
             Command::EndRanks(how) => {
                 // Between the command to start and the start nothing runs.
                 if self.start.take().is_some() {
@@ -533,18 +536,20 @@ impl<'a> NodeAgent<'a> {
     fn go_on(&self, record: &Record) -> Order {
         let place = self.place_in(record);
         let slots = record.members.get(place.node_rank);
+        let is_held = record.members.len() < self.cluster.nodes_min;
         let next = Generation {
             number: record.generation(),
             world: record.world(),
             first: record.first_rank(place.node_rank),
             members: slots.map(|member| member.slots.clone()).unwrap_or_default(),
             store: Some(place.store),
+            is_held,
         };
         if record.is_invitation() {
             return Order::Invite {
                 next: record.has_newcomers().then_some(next),
                 replacements: slots.map_or(0, |member| member.replacements),
-                incidents: joins(record),
+                incidents: joins(record, is_held),
             };
         }
         let why = match &record.why {

@@ -492,7 +492,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.save_by(Checkpoints::save_in_memory, &plan.after)?;
         }
         let is_due = is_due(self.config.save_every, self.step) || plan.ends_epoch();
-        if is_due || self.has_to_save {
+        // The job may wait for long, and end if no node comes.
+        if is_due || self.has_to_save || self.group.is_held() {
             self.has_to_save = false;
             self.save(&plan.after)?;
         }

@@ -69,8 +69,10 @@ impl Ddp {
     /// call. Operations between ranks that the others ran before their first step must not run there: ask
     /// [`has_joined`](Self::has_joined).
     ///
+    /// On several nodes of which too few are left, it waits for others. The next step then agrees to admit them.
+    ///
     /// *Cost*: without replacements, none. *Blocks*: until the new group has formed, and on the rank that hands over until the
-    /// state has been received.
+    /// state has been received; while too few nodes are left, for as long as the launchers wait.
     ///
     /// *Errors*: those of `give`; the launcher ends the job. Losing a rank meanwhile is no error.
     pub fn admit<M: Module, E: From<DdpError>>(
@@ -83,6 +85,9 @@ impl Ddp {
         }
         self.group.declare_admission();
         if !std::mem::take(&mut self.is_invited) {
+            if self.group.wait_while_held() {
+                self.restart_pace();
+            }
             return Ok(());
         }
         let mut give = Some(give);

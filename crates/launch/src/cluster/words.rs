@@ -24,21 +24,26 @@ pub(super) fn describe(record: &Record, is_outside: bool) -> Option<String> {
 }
 
 /// The newcomers of a round, each in a line for people.
-pub(super) fn joins(record: &Record) -> Vec<String> {
-    let now = count(record.world(), "rank");
+pub(super) fn joins(record: &Record, is_held: bool) -> Vec<String> {
+    let what = if is_held {
+        "wait for more nodes"
+    } else {
+        "go on"
+    };
+    let now = format!("{} {what}", count(record.world(), "rank"));
     let mut lines = Vec::new();
     for (node, member) in record.members.iter().enumerate() {
         if member.newcomers.len() == member.slots.len() {
             let (host, ranks) = (&member.host, count(member.slots.len(), "rank"));
             lines.push(format!(
-                "node {node} (host {host}) joins with {ranks}; {now} go on"
+                "node {node} (host {host}) joins with {ranks}; {now}"
             ));
             continue;
         }
         for newcomer in &member.newcomers {
             let (rank, pid, host) = (member.first + newcomer.slot, newcomer.pid, &member.host);
             lines.push(format!(
-                "rank {rank} (node {node}, host {host}, pid {pid}) joins as a replacement; {now} go on"
+                "rank {rank} (node {node}, host {host}, pid {pid}) joins as a replacement; {now}"
             ));
         }
     }

@@ -159,6 +159,7 @@ impl Agent {
         };
         self.was_away = false;
         self.begin_with_the_others(&mut commands);
+        self.release(&mut commands);
         self.keep_in_touch(now, &mut commands);
         (commands, wake.min(self.next_chore(now)))
     }
@@ -596,6 +597,19 @@ impl Agent {
             && self.pages.iter().any(has_begun);
         if is_due && self.page.state == State::Running(round) {
             commands.push(Command::Begin);
+        }
+    }
+
+    /// Has ranks that wait for more nodes go on if the job is to stop, which they do after a step.
+    fn release(&self, commands: &mut Vec<Command>) {
+        let short = |record: &&Record| self.rules.is_short(record);
+        let Some(record) = self.record.as_ref().filter(short) else {
+            return;
+        };
+        let is_asked = |page: &Page| page.stop.is_some() && record.position(page.id).is_some();
+        let runs = self.page.state == State::Running(record.id);
+        if runs && (is_asked(&self.page) || self.pages.iter().any(is_asked)) {
+            commands.push(Command::Release);
         }
     }
 

@@ -23,7 +23,8 @@
 //! A round that continues another (`Record::continues`) is a generation of the same processes: live recovery. All of the above
 //! holds for it. An agent that is ready for it has ended the generation before on its node, so that no rank commits a step of
 //! that one any more; the node that is left out has killed its ranks, or cannot complete a step without the others. If the ranks
-//! of a member cannot go on, or too few members have any, the next round starts all ranks anew.
+//! of a member cannot go on, the next round starts all ranks anew. If too few members have any, these wait until others have
+//! joined them, or start anew with others where none can join.
 //!
 //! A store outside of the job (`Rules::outage`) is never taken over. An agent that has lost it cannot begin a round, and its
 //! ranks may run on: those of a round that went on without it wait for ranks that were ended. Two rules keep whole rounds
@@ -419,7 +420,7 @@ impl Known<'_> {
             let mut next = record.clone();
             if record.continues.is_some() {
                 self.assemble(&mut next);
-                if next.members.len() < self.rules.nodes_min {
+                if !self.may_go_on(&next.members) || self.waits_in_vain(&next) {
                     return self.start_anew(record);
                 }
             }
@@ -492,6 +493,9 @@ impl Known<'_> {
                 false => self.give_up_or_wait(),
             };
         }
+        if self.rules.is_short(record) && stop.is_none() {
+            return self.await_nodes(record);
+        }
         let is_full = record.members.len() >= self.rules.nodes_max;
         if self.rules.is_static || is_full || self.admits(record) {
             return Wait::for_news("the ranks run");
@@ -527,11 +531,16 @@ impl Known<'_> {
         if !left.is_zero() {
             return Wait::at_most(left, TOO_FEW);
         }
-        let mut why = too_few(able.len(), self.rules.nodes_min, self.rules.join_timeout);
-        if let Why::Lost(names) = &record.why {
-            why = format!("{}; {why}", names.join(", "));
-        }
-        self.publish(self.ended(Some(record), Ending::Lost(why)))
+        self.publish(self.ended(Some(record), self.gave_up(record, able.len())))
+    }
+
+    /// The end of a job that has waited in vain, with so many nodes.
+    fn gave_up(&self, record: &Record, have: usize) -> Ending {
+        let why = too_few(have, self.rules.nodes_min, self.rules.join_timeout);
+        Ending::Lost(match &record.why {
+            Why::Lost(names) => format!("{}; {why}", names.join(", ")),
+            _ => why,
+        })
     }
 
     /// The next round after `record`, without the agents that are gone.
@@ -661,7 +670,7 @@ impl Known<'_> {
         let continuing = self.continuing(memory, &[], &Why::StoreLost);
         let mut next = continuing.unwrap_or_else(anew);
         next.taken_over = true;
-        if next.members.len() < self.rules.nodes_min {
+        if next.continues.is_none() && next.members.len() < self.rules.nodes_min {
             next.phase = Phase::Short;
         }
         self.publish(next)

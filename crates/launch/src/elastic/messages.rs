@@ -106,6 +106,8 @@ pub(crate) enum Command {
     Join(Box<Record>, usize),
     /// The others have followed the invitation to the ranks here, which may begin.
     Begin,
+    /// Ranks that wait for more nodes go on without them.
+    Release,
     /// End the ranks.
     EndRanks(How),
     /// Tell people.
@@ -131,6 +133,8 @@ pub(crate) enum Order {
     Stay,
     /// The ranks that all are newcomers may begin.
     Begin,
+    /// Those that wait for more nodes go on without them.
+    Release,
     /// They are invited to a generation with newcomers.
     Invite {
         /// None if there is no newcomer.

@@ -179,6 +179,8 @@ struct Running {
     seats: Seats,
     /// The newest invitation that they have followed.
     has_begun: RoundId,
+    /// They go on although too few nodes have any.
+    is_released: bool,
 }
 
 /// A started round and when each node joined in.
@@ -448,6 +450,11 @@ impl World {
             }
             Command::Start(record) => self.start(node, *record),
             Command::Join(record, _) => self.join(node, *record),
+            Command::Release => {
+                if let Some(running) = &mut self.nodes[node].ranks {
+                    running.is_released = true;
+                }
+            }
             Command::Begin => self.after(ms(1), Event::BeginHere(node)),
             Command::EndRanks(how) => {
                 let Some(token) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.token) else {
@@ -509,6 +516,7 @@ impl World {
             slots,
             waits_for: None,
             seats,
+            is_released: false,
         });
         let work = self.work + ms(self.dice.below(300));
         self.after(work, Event::RanksEnd(node, token, true));
@@ -546,7 +554,9 @@ impl World {
                 }
             })
         });
-        if well && (running.failed || !is_whole) {
+        // Those that wait for more nodes do no step.
+        let is_held = self.rules.is_short(record) && !running.is_released;
+        if well && (running.failed || !is_whole || is_held) {
             if !running.failed {
                 self.after(ms(700), Event::RanksEnd(node, token, true));
             }

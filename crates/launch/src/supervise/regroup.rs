@@ -109,8 +109,13 @@ impl Supervisor<'_> {
         self.seen.lost = None;
         self.seen.complaints.clear();
         self.regrouping = None;
-        let verb = if next.world == 1 { "goes" } else { "go" };
-        eprintln!("{why}; {} {verb} on", count(next.world, "rank"));
+        let what = match (next.is_held, next.world) {
+            (true, 1) => "waits for more nodes",
+            (true, _) => "wait for more nodes",
+            (false, 1) => "goes on",
+            (false, _) => "go on",
+        };
+        eprintln!("{why}; {} {what}", count(next.world, "rank"));
     }
 
     /// All nodes are ready to admit newcomers, and `replacements` processes may have been started here by now. The ranks work on

@@ -17,6 +17,7 @@ impl Supervisor<'_> {
             Order::Regroup(culprit) => self.regroup(culprit),
             Order::GoOn { next, why } => self.go_on_in(&next, &why),
             Order::Begin => self.page.begin_generation(self.page.newest_generation()),
+            Order::Release => self.page.release(),
             Order::Stay => {
                 let members = self.roster.members().to_vec();
                 self.coordinator.regrouped(Some(members));

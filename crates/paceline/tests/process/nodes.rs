@@ -196,6 +196,28 @@ fn two_nodes_go_on_without_what_was_lost() {
                 "node 1 (host host-b) joins with 2 ranks; 4 ranks go on",
             ],
         },
+        // Too few nodes are left, until one comes back; the same where the store is lost with the other.
+        Case {
+            nodes: TWO,
+            meet: AT_ONCE,
+            rank: None,
+            fault: r#"kill -9 $b; until grep -q "2 ranks wait for more nodes" a.err; do sleep 0.05; done
+nsenter --net --uts --target $(cat keeper) "$@" > b.out 2> b.err & b=$!"#,
+            survivor: "a",
+            says: &["node 1 (host host-b) joins with 2 ranks; 4 ranks go on"],
+        },
+        Case {
+            nodes: TWO,
+            meet: AT_ONCE,
+            rank: None,
+            fault: r#"kill -9 $a; until grep -q "2 ranks wait for more nodes" b.err; do sleep 0.05; done
+"$@" 2> a.err & a=$!"#,
+            survivor: "b",
+            says: &[
+                "store was lost",
+                "node 1 (host host-a) joins with 2 ranks; 4 ranks go on",
+            ],
+        },
         // Ranks that cannot join disturb nobody, and their node starts no others.
         Case {
             nodes: "1:2 --rdzv-conf lease=1.5,last_call_timeout=1",

@@ -37,6 +37,8 @@ pub struct Generation {
     pub members: Vec<usize>,
     /// Address of the store in which its ranks meet, if that is not the job's first.
     pub store: Option<String>,
+    /// Whether its ranks wait for others before they go on, because the job has too few nodes.
+    pub is_held: bool,
 }
 
 impl JobPage {
@@ -115,6 +117,7 @@ impl JobPage {
             first: 0,
             members: members.to_vec(),
             store: None,
+            is_held: false,
         }
     }
 
@@ -132,7 +135,23 @@ impl JobPage {
             let word = layout::tagged(Some(rank), number);
             self.slot(*member).raw().member_of[place].store(word, SeqCst);
         }
+        if next.is_held {
+            self.header().held.store(number + 1, SeqCst);
+        }
         self.header().generation.store(number, SeqCst);
+    }
+
+    /// Whether the ranks of this generation are to wait for others before they do the next step.
+    pub fn is_held(&self, number: u32) -> bool {
+        self.header().held.load(SeqCst) == number + 1
+    }
+
+    /// Has ranks that wait for others go on without them.
+    ///
+    /// Only the launcher may call it.
+    pub fn release(&self) {
+        self.header().held.store(0, SeqCst);
+        self.changed();
     }
 
     /// Whether the launcher invites the ranks of this generation to form the next one. Two loads.
@@ -242,6 +261,7 @@ impl JobPage {
                 first: members.first().map_or(0, |(rank, _)| *rank),
                 members: members.into_iter().map(|(_, slot)| slot).collect(),
                 store: Some(raw.store.read()).filter(|store| !store.is_empty()),
+                is_held: self.is_held(number),
             };
             // The launcher writes over this generation only after it has ended, or after a later one has begun.
             let (_, below) = layout::untagged(header.ended.load(SeqCst));
@@ -357,6 +377,7 @@ mod tests {
             first: 0,
             members: members.to_vec(),
             store: None,
+            is_held: false,
         }
     }
 
@@ -370,6 +391,7 @@ mod tests {
             first,
             members,
             store: store.clone(),
+            is_held: false,
         });
         for (page, part) in pages.iter().zip(&parts) {
             page.end_generation(0, 4);
@@ -390,6 +412,23 @@ mod tests {
         assert_eq!(pages[1].current().as_ref(), Some(&parts[1]));
         pages[1].begin_generation(9);
         assert_eq!(pages[1].current(), Some(next));
+    }
+
+    #[test]
+    fn a_generation_is_held_until_it_is_released_and_the_next_one_by_itself() {
+        let page = JobPage::private(2).unwrap();
+        page.end_generation(0, 1);
+        let held = Generation {
+            is_held: true,
+            ..of(3, &[0])
+        };
+        page.publish(&held);
+        assert_eq!(page.current(), Some(held));
+        page.invite(&of(4, &[0, 1]));
+        page.begin_generation(4);
+        assert!(page.is_held(3) && !page.is_held(4));
+        page.release();
+        assert!(!page.is_held(3));
     }
 
     #[test]

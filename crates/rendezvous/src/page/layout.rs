@@ -8,7 +8,7 @@ use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 5;
+pub(super) const VERSION: u32 = 6;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
@@ -34,7 +34,9 @@ pub(super) struct Header {
     pub(super) changes: AtomicU32,
     pub(super) recovers: AtomicU32,
     pub(super) begun: AtomicU32,
-    _revoked_line: [u8; 36],
+    /// The generation that is held back, plus one.
+    pub(super) held: AtomicU32,
+    _revoked_line: [u8; 32],
     pub(super) stop_signal: AtomicI32,
     _stop_line: [u8; 60],
     culprit: AtomicU32,
@@ -98,6 +100,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, ended) == 72);
     assert!(std::mem::offset_of!(Header, recovers) == 84);
     assert!(std::mem::offset_of!(Header, begun) == 88);
+    assert!(std::mem::offset_of!(Header, held) == 92);
     assert!(std::mem::offset_of!(Header, stop_signal) == 128);
     assert!(std::mem::offset_of!(Header, culprit) == 192);
     assert!(std::mem::offset_of!(Header, cause) == 196);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::members::Gone;
-use super::{Decision, Known, Wait};
+use super::{Decision, Known, TOO_FEW, Wait};
 use crate::elastic::arrange::arrange;
 use crate::elastic::record::{
     AgentId, Ending, Member, Page, Phase, Record, Report, RoundId, State, Why,
@@ -52,8 +52,33 @@ impl Known<'_> {
                 .is_some_and(|seen| seen.page.joins.is_some())
         };
         members.retain(|member| !joins(member));
-        let is_enough = members.len() >= self.rules.nodes_min;
-        is_enough.then(|| self.going_on(record, continues, members, why.clone()))
+        let may = self.may_go_on(&members);
+        may.then(|| self.going_on(record, continues, members, why.clone()))
+    }
+
+    /// Whether a round may continue with these nodes: too few of them keep their ranks until others come, if these can join.
+    pub(super) fn may_go_on(&self, members: &[Member]) -> bool {
+        let admits = |member: &Member| self.page(member.id).is_some_and(|seen| seen.page.admits);
+        let may_wait = !self.rules.is_static && !members.is_empty() && members.iter().all(admits);
+        members.len() >= self.rules.nodes_min || may_wait
+    }
+
+    /// Whether the round that `next` is about to be waits for nodes that cannot come: its own failure took the last restart.
+    pub(super) fn waits_in_vain(&self, next: &Record) -> bool {
+        let is_short = |nodes: usize| nodes < self.rules.nodes_min;
+        let is_newly_short = is_short(next.members.len()) && !is_short(next.before.len());
+        let is_spent = next.restarts >= self.rules.max_restarts;
+        is_newly_short && is_spent && matches!(next.why, Why::Failure(_))
+    }
+
+    /// What becomes of a round that waits for more nodes.
+    pub(super) fn await_nodes(&self, record: &Record) -> Decision {
+        let left = self.rules.join_timeout.saturating_sub(self.record_age);
+        if !left.is_zero() {
+            return Wait::at_most(left, TOO_FEW);
+        }
+        let ending = self.gave_up(record, record.members.len());
+        self.publish_if_quorate(record, &[], ending)
     }
 
     /// What follows the first failure.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::elastic::record::Settings;
+use crate::elastic::record::{Record, Settings};
 
 /// Settings of one agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +44,11 @@ impl Rules {
             lease: self.lease,
             outage: self.outage,
         }
+    }
+
+    /// Whether the ranks of a round wait for more nodes.
+    pub(crate) fn is_short(&self, record: &Record) -> bool {
+        record.continues.is_some() && record.members.len() < self.nodes_min
     }
 
     /// Time between two signs of life.

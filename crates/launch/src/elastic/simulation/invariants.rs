@@ -8,8 +8,12 @@ use crate::elastic::record::{Phase, Record};
 pub(super) fn check_start(world: &World, node: usize, record: &Record) {
     let rules = &world.rules;
     let size = record.members.len();
+    let least = match record.continues {
+        Some(_) => 1,
+        None => rules.nodes_min,
+    };
     assert!(
-        (rules.nodes_min..=rules.nodes_max).contains(&size),
+        (least..=rules.nodes_max).contains(&size),
         "a round of {size} nodes"
     );
     assert!(matches!(record.phase, Phase::Running(_)));

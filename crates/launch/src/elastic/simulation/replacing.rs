@@ -73,6 +73,7 @@ impl World {
                 ..Seats::default()
             },
             has_begun: RoundId::default(),
+            is_released: false,
         });
         for slot in 0..nproc {
             self.start_one(node, since, slot);

@@ -140,6 +140,16 @@ fn check_replaced(
         max_restarts,
         ..live_rules()
     };
+    check_joined(&rules, newcomers_die, faults, expect);
+}
+
+/// The same by these rules.
+fn check_joined(
+    rules: &Rules,
+    newcomers_die: u64,
+    faults: impl Fn(u64) -> Vec<(u64, Fault)>,
+    expect: (&[usize], usize, u32),
+) {
     for seed in 0..60 {
         let mut world = running(seed, rules.clone(), 3);
         world.newcomers_die = newcomers_die;
@@ -248,6 +258,84 @@ fn losses_while_a_node_joins_leave_the_others_at_work() {
     check_replaced(0, 0, move |seed| scene(seed, Fault::PowerOff(3)), alone);
     check_replaced(0, 0, move |seed| scene(seed, Fault::CutOff(vec![3])), alone);
     check_replaced(0, 100, move |seed| scene(seed, Fault::Heal), alone);
+}
+
+/// Of a job that takes all of its three nodes.
+fn full_rules(max_restarts: u32) -> Rules {
+    Rules {
+        nodes_min: 3,
+        max_restarts,
+        ..live_rules()
+    }
+}
+
+#[test]
+fn the_ranks_that_are_left_wait_in_memory_until_there_are_enough_nodes() {
+    let all = &[0, 1, 2][..];
+    let comes = |after| (after, Fault::Arrive { host: 9 });
+    let off = |node| (0, Fault::PowerOff(node));
+    let check = |restarts, faults: &dyn Fn(u64) -> Vec<(u64, Fault)>, expect| {
+        check_joined(&full_rules(restarts), 0, faults, expect);
+    };
+    check(0, &|_| vec![off(2), comes(6000)], (&[0, 1, 3], 4, 0));
+    let killed = |_| vec![(0, Fault::Kill(0)), (6000, Fault::Return)];
+    check(0, &killed, (&[1, 2, 3], 6, 0));
+    let healed = |_| vec![(0, Fault::CutOff(vec![2])), (6000, Fault::Heal)];
+    check(0, &healed, (all, 6, 0));
+    // All ranks of a node, which comes back at the price of a restart.
+    check(1, &|_| vec![(0, loses_a_rank(0))], (all, 6, 1));
+    // Losses while the others wait, and while the node comes that they wait for.
+    let at = |seed: u64| 100 + 120 * seed;
+    let rank = |seed| vec![off(2), comes(5000), (at(seed), loses_a_rank(1))];
+    check(0, &rank, (&[0, 1, 3], 3, 0));
+    let two = |seed| vec![off(2), comes(5000), (at(seed), Fault::Kill(1)), comes(9000)];
+    check(0, &two, (&[0, 3, 4], 3, 0));
+}
+
+#[test]
+fn a_job_that_waits_for_more_nodes_trains_no_further_and_ends_after_its_time() {
+    for seed in 0..40 {
+        let mut world = running(seed, full_rules(0), 3);
+        world.work = ms(1000);
+        world.fault(ms(10_000), Fault::PowerOff(2));
+        world.run(ms(60_000));
+        let (record, _) = world.whole_round().expect("a round");
+        assert_eq!(nodes_of(record), [0, 1], "seed {seed}: {record:?}");
+        assert!(record.continues.is_some() && world.exits().is_empty());
+        world.run(ms(90_000));
+        assert_eq!(world.exits().len(), 2, "seed {seed}");
+        for exit in world.exits() {
+            let Exit::Job(Ending::Lost(why)) = exit else {
+                panic!("seed {seed}: {exit:?}");
+            };
+            assert!(why.ends_with("2 of at least 3 nodes came within 60 s"));
+        }
+    }
+}
+
+#[test]
+fn a_failure_after_which_nodes_cannot_come_is_the_end() {
+    for seed in 0..40 {
+        let mut world = running(seed, full_rules(0), 3);
+        world.fault(ms(10_000), loses_a_rank(0));
+        world.run(ms(30_000));
+        let failed = |exit: &&Exit| matches!(exit, Exit::Job(Ending::Failed(_)));
+        let exits = world.exits();
+        assert!(exits.len() == 3 && exits.iter().all(failed), "{exits:?}");
+    }
+}
+
+#[test]
+fn a_job_that_waits_for_more_nodes_can_be_asked_to_stop() {
+    for seed in 0..40 {
+        let arrivals = [0, 1, 2].map(|host| (host, ms(400 * host as u64)));
+        let mut world = World::new(seed, full_rules(0), ms(12_000), &arrivals);
+        world.fault(ms(10_000), Fault::PowerOff(2));
+        world.fault(ms(30_000), Fault::Notice(1));
+        world.run(ms(40_000));
+        let stopped = Exit::Job(Ending::Stopped(NOTICE));
+        assert_eq!(world.exits(), [&stopped, &stopped], "seed {seed}");
+    }
 }
 
 #[test]
