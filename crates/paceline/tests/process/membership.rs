@@ -208,6 +208,7 @@ fn more_spares_than_the_job_takes_wait_until_they_are_needed() {
     hosts.wait_until("a spare in the place of b", || {
         spares.into_iter().any(|host| hosts.ranks_on(host) == 2)
     });
+    hosts.says("a", "joins with 2 ranks; 4 ranks go on", 1);
     hosts.trains_on();
     hosts.strike("kill -9 $la");
     for host in spares {
@@ -234,7 +235,7 @@ fn nodes_that_are_cut_off_end_their_ranks_and_come_back_whichever_side_has_the_s
     hosts.says("a", "; 4 ranks go on", 1);
     hosts.trains_on();
     hosts.strike("ip link set cc up");
-    hosts.has_ranks("c", 2);
+    hosts.says("a", "joins with 2 ranks; 6 ranks go on", 1);
     hosts.trains_on();
     // The one with the store: the others are more.
     hosts.strike("ip link set ca down");
