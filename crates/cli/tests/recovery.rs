@@ -258,6 +258,7 @@ fn job(test: &str, transport: &str, ranks: usize, more: &[&str], faults: &str) -
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, faults)
         .env("PACELINE_TRANSPORT", transport)
+        .env("PACELINE_JOB_TOKEN", "5e".repeat(32))
         .output()
         .expect("the launcher runs")
 }
@@ -406,6 +407,38 @@ fn a_cut_connection_costs_no_rank() {
     });
     assert!(
         again.contains(&1) && again.iter().all(|times| *times < 2),
+        "{again:?}"
+    );
+}
+
+#[test]
+fn a_cut_connection_between_nodes_costs_no_rank() {
+    const NAME: &str = "a_cut_connection_between_nodes_costs_no_rank";
+    if played() {
+        return;
+    }
+    let mended = |place| {
+        let endpoint = format!("127.0.0.1:{}", paceline_testing::free_ports(1));
+        let nodes = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint";
+        let more: Vec<&str> = nodes.split(' ').chain([endpoint.as_str()]).collect();
+        let faults = format!("1@10:cut{place}");
+        let launch = |_| job(NAME, "tcp", 2, &more, &faults);
+        let mut outputs = paceline_testing::on_threads(0..2, launch).into_iter();
+        let (mut all, other) = (outputs.next().expect("two"), outputs.next().expect("two"));
+        assert!(other.status.success(), "{}", text(&other.stderr));
+        all.stdout.extend(other.stdout);
+        all.stderr.extend(other.stderr);
+        all_go_on(&all, 4, 0..=1);
+        let err = text(&all.stderr);
+        let lines = err.lines().filter(|line| line.starts_with("rank "));
+        lines
+            .filter(|line| line.contains(", which lives; 4 ranks go on"))
+            .count()
+    };
+    // Those for data, for messages, and between sends and receives, to ranks of either node. Both launchers say so.
+    let again: Vec<usize> = (0..7).map(mended).collect();
+    assert!(
+        again.contains(&2) && again.iter().all(|times| [0, 2].contains(times)),
         "{again:?}"
     );
 }

@@ -25,7 +25,7 @@ use crate::elastic::decide::Rules;
 use crate::elastic::link::{Connection, Line, Mailbox, Request, Stores};
 use crate::elastic::messages::{Command, Exit, Input, Order};
 use crate::elastic::record::{
-    AgentId, Ending, Page, Phase, Places, Ports, Record, Report, RoundId, Why,
+    AgentId, Complaint, Ending, Page, Phase, Places, Ports, Record, Report, RoundId, Why,
 };
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
@@ -119,7 +119,7 @@ struct NodeAgent<'a> {
     regrouping: RoundId,
     exit: Option<Exit>,
     /// The complaints of ranks that were passed on, and what was of the places of lost ones.
-    complaints: Vec<(usize, usize)>,
+    complaints: Vec<Complaint>,
     places: Places,
     /// The generation that the ranks are invited to, and its round.
     invited: Option<(u32, RoundId)>,

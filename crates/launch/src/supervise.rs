@@ -12,7 +12,7 @@ use paceline_rendezvous::process::Stat;
 
 use crate::bell::Bell;
 use crate::elastic::messages::Order;
-use crate::elastic::record::Places;
+use crate::elastic::record::{Complaint, Places, RoundId};
 use crate::job::Job;
 use crate::judge::{Ending, Fault, Limits, Verdict, WorkerState, judge};
 use crate::orphans::Orphans;
@@ -89,8 +89,8 @@ pub(crate) struct Seen {
     pub(crate) failure: Option<Failure>,
     /// The failure because of which the ranks of several nodes are about to go on without one.
     pub(crate) lost: Option<Failure>,
-    /// The ranks here that wait for the next generation, and the rank that each blames.
-    pub(crate) complaints: Vec<(usize, usize)>,
+    /// The ranks here that wait for the next generation, and the rank that each blames; itself if it blames none.
+    pub(crate) complaints: Vec<Complaint>,
     /// On several nodes, what to say of the places of lost ranks.
     pub(crate) places: Places,
     /// The newest generation of the ranks that has begun.
@@ -288,10 +288,14 @@ impl Supervisor<'_> {
             let blamed = slot.victim_in(self.generation);
             let blames = blamed.and_then(|rank| self.local(rank));
             let waits = slot.awaits() == Some(self.generation);
-            if let (Some(of), true, false) = (blamed, waits, self.workers.states[rank].is_out) {
-                self.seen
-                    .complaints
-                    .push((self.place.first_rank + rank, of));
+            if waits && !self.workers.states[rank].is_out {
+                let by = self.place.first_rank + rank;
+                self.seen.complaints.push(Complaint {
+                    round: RoundId::default(),
+                    by,
+                    of: blamed.unwrap_or(by),
+                    step: slot.activity().map_or(0, |(activity, _)| activity.step),
+                });
             }
             let state = &mut self.workers.states[rank];
             state.blames = blames;

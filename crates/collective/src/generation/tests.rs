@@ -167,6 +167,7 @@ fn the_ranks_of_several_nodes_go_on_in_another_store() {
                         first,
                         members,
                         store: Some(server.addr().to_string()),
+                        is_held: true,
                     });
                 }
                 server
@@ -178,7 +179,13 @@ fn the_ranks_of_several_nodes_go_on_in_another_store() {
                 (next.generation(), next.local_world()),
                 (3, [1, 0, 2, 2][started])
             );
+            assert!(next.is_held());
             assert_eq!(sum(&next, started), 5.0);
+            if started == 0 {
+                pages.iter().for_each(JobPage::release);
+            }
+            next.wait_while_held();
+            assert!(!next.is_held());
             next.blame((next.rank() + 1) % 3);
             let blamed = next.slot().victim_in(3);
             assert_eq!(blamed, Some([2, 9, 3, 0][started]));

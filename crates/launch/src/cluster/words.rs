@@ -12,6 +12,10 @@ pub(super) fn describe(record: &Record, is_outside: bool) -> Option<String> {
             "rank {} hangs, as rank {} reports, and was killed",
             complaint.of, complaint.by
         ),
+        Why::Cut(complaint) => format!(
+            "rank {} lost rank {}, which lives",
+            complaint.by, complaint.of
+        ),
         Why::Lost(names) => names.join(", "),
         Why::Joined(1) => "a node has joined".to_owned(),
         Why::Joined(nodes) => format!("{nodes} nodes have joined"),

@@ -213,7 +213,7 @@ impl Agent {
             }
             Input::Complaints(complaints) => {
                 if let Ranks::Live(round) = self.ranks {
-                    let complaint = |(by, of)| Complaint { round, by, of };
+                    let complaint = |one| Complaint { round, ..one };
                     self.page.complaints = complaints.into_iter().map(complaint).collect();
                     self.say(now, true, commands);
                 }

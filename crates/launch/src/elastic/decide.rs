@@ -420,7 +420,7 @@ impl Known<'_> {
             let mut next = record.clone();
             if record.continues.is_some() {
                 self.assemble(&mut next);
-                if !self.may_go_on(&next.members) || self.waits_in_vain(&next) {
+                if !self.may_go_on(&next.members) || self.waits_in_vain(record, &next) {
                     return self.start_anew(record);
                 }
             }
@@ -462,16 +462,20 @@ impl Known<'_> {
         }
         let state = |member: &Member| self.page(member.id).map(|seen| &seen.page.state);
         match self.first_failure(record) {
-            Cause::None => match self.hung(record) {
-                Some((_, left)) if !left.is_zero() => {
-                    return Wait::at_most(left, "a rank that is blamed may end by itself");
-                }
-                Some((complaint, _)) if self.rules.recovers_live && stop.is_none() => {
-                    let why = Why::Hung(complaint);
+            Cause::None => {
+                let blame = self.hung(record);
+                if let Some(blame) = blame.filter(|_| self.rules.recovers_live && stop.is_none()) {
+                    let why = match blame.is_cut {
+                        true => Why::Cut(blame.complaint),
+                        false if !blame.left.is_zero() => {
+                            let why = "a rank that is blamed may end by itself";
+                            return Wait::at_most(blame.left, why);
+                        }
+                        false => Why::Hung(blame.complaint),
+                    };
                     return self.reform(record, &[], why, record.restarts);
                 }
-                _ => {}
-            },
+            }
             Cause::Wait(left) => {
                 return Wait::at_most(left, "it is open which rank failed first");
             }

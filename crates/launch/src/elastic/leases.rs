@@ -24,8 +24,8 @@ struct Sight {
     confirmed: bool,
     state: StateKey,
     state_changed: Duration,
-    /// Since when it has complaints.
-    complains: Option<Duration>,
+    /// Since when it has complaints of this round.
+    complains: Option<(RoundId, Duration)>,
 }
 
 /// Tells states apart: a report that gets its last lines later is the same failure.
@@ -66,10 +66,9 @@ impl Leases {
                 state_changed: now,
                 complains: None,
             });
-            sight.complains = match page.complaints.is_empty() {
-                true => None,
-                false => sight.complains.or(Some(now)),
-            };
+            let round = page.complaints.first().map(|complaint| complaint.round);
+            let before = sight.complains.filter(|(of, _)| Some(*of) == round);
+            sight.complains = before.or(round.map(|round| (round, now)));
             if was_away || sight.beat != page.beat {
                 // After an absence a page is as good as one seen for the first time.
                 sight.confirmed = !was_away && (sight.confirmed || sight.beat != page.beat);
@@ -98,7 +97,7 @@ impl Leases {
             state: now.saturating_sub(sight.state_changed),
             complaints: sight
                 .complains
-                .map_or(Duration::ZERO, |at| now.saturating_sub(at)),
+                .map_or(Duration::ZERO, |(_, at)| now.saturating_sub(at)),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use paceline_rendezvous::page::Generation;
 
-use super::record::{AgentId, Ending, Page, Places, Ports, Record, Report, RoundId};
+use super::record::{AgentId, Complaint, Ending, Page, Places, Ports, Record, Report, RoundId};
 use crate::stop::Stop;
 
 /// Something that happened.
@@ -42,8 +42,8 @@ pub(crate) enum Input {
     Opened(RoundId, Ports),
     /// A rank has failed first on this node.
     RankFailed(Box<Report>),
-    /// These ranks wait for the next generation, and each blames another one.
-    Complaints(Vec<(usize, usize)>),
+    /// These ranks wait for the next generation, and each blames another one, or none.
+    Complaints(Vec<Complaint>),
     /// All ranks have ended; whether they all did well.
     RanksEnded { well: bool },
     /// The ranks of the round were asked to stop, or say that they have.

@@ -277,13 +277,16 @@ pub(crate) struct Member {
     pub(crate) replacements: u32,
 }
 
-/// A rank that lives and says that another one, on whatever node, keeps its generation from going on. Both are ranks that
-/// processes were started with.
+/// A rank that waits for the next generation, and the one because of which, on whatever node; itself if it knows none. Both are ranks
+/// that processes were started with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Complaint {
+    /// Of the agent's page.
     pub(crate) round: RoundId,
     pub(crate) by: usize,
     pub(crate) of: usize,
+    /// The step that the rank was in.
+    pub(crate) step: u64,
 }
 
 /// Why a round was begun.
@@ -295,6 +298,8 @@ pub(crate) enum Why {
     Failure(Box<Report>),
     /// A rank hangs, as another one says. Its node kills it.
     Hung(Complaint),
+    /// Ranks that all live have lost each other.
+    Cut(Complaint),
     /// Agents are gone; in words for people.
     Lost(Vec<String>),
     /// Agents have come: so many more nodes than before.

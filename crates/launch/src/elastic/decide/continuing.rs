@@ -63,12 +63,13 @@ impl Known<'_> {
         members.len() >= self.rules.nodes_min || may_wait
     }
 
-    /// Whether the round that `next` is about to be waits for nodes that cannot come: its own failure took the last restart.
-    pub(super) fn waits_in_vain(&self, next: &Record) -> bool {
-        let is_short = |nodes: usize| nodes < self.rules.nodes_min;
-        let is_newly_short = is_short(next.members.len()) && !is_short(next.before.len());
-        let is_spent = next.restarts >= self.rules.max_restarts;
-        is_newly_short && is_spent && matches!(next.why, Why::Failure(_))
+    /// Whether only nodes whose ranks have all failed would make `next`, which is what becomes of `record`, large enough, and none of
+    /// them may come back.
+    pub(super) fn waits_in_vain(&self, record: &Record, next: &Record) -> bool {
+        let is_short = |record: &Record| record.members.len() < self.rules.nodes_min;
+        let is_spent = record.restarts >= self.rules.max_restarts;
+        let is_failure = matches!(record.why, Why::Failure(_));
+        is_failure && is_spent && is_short(next) && !is_short(record)
     }
 
     /// What becomes of a round that waits for more nodes.

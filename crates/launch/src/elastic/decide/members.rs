@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Known, Seen};
 use crate::elastic::clocks::{Moment, micros};
-use crate::elastic::record::{AgentId, Complaint, Member, Phase, Record, Report, State};
+use crate::elastic::record::{AgentId, Complaint, Member, Phase, Record, Report, State, Why};
 use crate::report::AlsoFailed;
 use crate::stop::Stop;
 
@@ -19,6 +19,16 @@ pub(super) struct Gone {
     pub(super) is_able: bool,
     /// The signal that it was asked to leave by.
     pub(super) signal: Option<i32>,
+}
+
+/// What a rank that waits for the next generation says of another.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Blame {
+    pub(super) complaint: Complaint,
+    /// Whether the blamed rank waits too, and all ranks may form the group again. A group that works does steps: once in each.
+    pub(super) is_cut: bool,
+    /// How much longer it has to end by itself.
+    pub(super) left: Duration,
 }
 
 pub(super) enum Cause {
@@ -186,21 +196,26 @@ impl Known<'_> {
         Cause::Found(Box::new(report))
     }
 
-    /// The complaint about the rank that hangs, at the end of who blames whom, and how much longer that rank has to end by itself.
-    pub(super) fn hung(&self, record: &Record) -> Option<(Complaint, Duration)> {
+    /// What ranks that wait for the next generation say of others. A rank that waits itself does not hang: if only such ranks are blamed,
+    /// their connections have failed.
+    pub(super) fn hung(&self, record: &Record) -> Option<Blame> {
         let seen = (record.members.iter()).filter_map(|member| self.page(member.id));
         let all = seen.flat_map(|seen| seen.page.complaints.iter().map(move |one| (seen, *one)));
         let all: Vec<_> = all.filter(|(_, one)| one.round == record.id).collect();
-        let (_, mut last) = *all.iter().min_by_key(|(_, one)| one.by)?;
-        // Of ranks that blame each other none is proven right: the chain ends after one turn.
-        for _ in 0..all.len() {
-            match all.iter().find(|(_, next)| next.by == last.of) {
-                Some((_, next)) => last = *next,
-                None => break,
-            }
-        }
+        let waits = |rank| all.iter().any(|(_, one)| one.by == rank);
+        let blames = all.iter().map(|(_, one)| *one);
+        let blames = blames.filter(|one| one.of != one.by);
+        let complaint = blames.min_by_key(|one| (waits(one.of), one.by))?;
+        let is_first = match record.why {
+            Why::Cut(before) => complaint.step > before.step,
+            _ => true,
+        };
         let said = all.iter().map(|(seen, _)| seen.ages.complaints).max()?;
-        Some((last, self.rules.blamed_may_end.saturating_sub(said)))
+        Some(Blame {
+            complaint,
+            is_cut: waits(complaint.of) && is_first,
+            left: self.rules.blamed_may_end.saturating_sub(said),
+        })
     }
 
     /// A member's failure in the record's round, and when it was on the clock of the round's first member.

@@ -140,12 +140,17 @@ fn with_known<T>(seen: &[Seen], ask: impl FnOnce(&Known<'_>, &Record) -> T) -> T
     ask(&known, &record)
 }
 
-/// Which rank hangs, and for how long it may end by itself, if these ranks wait for `ms(waited)` and each blames another.
-fn hung(complaints: &[(usize, usize)], waited: u64) -> Option<(usize, Duration)> {
+/// Which rank is blamed, and for how long it may end by itself if it does not wait too, if these ranks wait for `ms(waited)` and
+/// each blames another.
+fn hung(complaints: &[(usize, usize)], waited: u64) -> Option<(usize, Option<Duration>)> {
     let mut pages = pages();
     for (by, of) in complaints {
-        let (round, by, of) = (ROUND, *by, *of);
-        pages[by].complaints.push(Complaint { round, by, of });
+        pages[by % 3].complaints.push(Complaint {
+            round: ROUND,
+            by: *by,
+            of: *of,
+            step: 7,
+        });
     }
     let ages = Ages {
         complaints: ms(waited),
@@ -153,17 +158,26 @@ fn hung(complaints: &[(usize, usize)], waited: u64) -> Option<(usize, Duration)>
     };
     let seen = pages.map(|page| Seen { page, ages });
     let hung = with_known(&seen, |known, record| known.hung(record));
-    hung.map(|(complaint, left)| (complaint.of, left))
+    hung.map(|blame| (blame.complaint.of, (!blame.is_cut).then_some(blame.left)))
 }
 
 #[test]
 fn a_rank_that_others_wait_for_hangs_and_one_that_waits_itself_does_not() {
     assert_eq!(hung(&[], 9000), None);
-    assert_eq!(hung(&[(0, 2)], 300), Some((2, ms(700))));
-    assert_eq!(hung(&[(0, 2), (1, 2)], 5000), Some((2, ms(0))));
-    assert_eq!(hung(&[(0, 1), (1, 2)], 5000), Some((2, ms(0))));
-    // Of two that blame each other one is given up.
-    assert_eq!(hung(&[(0, 1), (1, 0)], 5000), Some((1, ms(0))));
+    assert_eq!(hung(&[(0, 2)], 300), Some((2, Some(ms(700)))));
+    for complaints in [
+        &[(0, 2), (1, 2)][..],
+        &[(0, 1), (1, 2)],
+        // Some know no cause, or blame each other because of it.
+        &[(0, 0), (1, 2)],
+        &[(0, 1), (1, 0), (3, 2)],
+    ] {
+        assert_eq!(hung(complaints, 5000), Some((2, Some(ms(0)))));
+    }
+    // All that are blamed wait themselves.
+    assert_eq!(hung(&[(0, 1), (1, 0)], 0), Some((1, None)));
+    assert_eq!(hung(&[(0, 1), (1, 1), (2, 1)], 0), Some((1, None)));
+    assert_eq!(hung(&[(0, 0), (1, 1)], 5000), None);
 }
 
 fn check(fails: &[Fails], expect: &str) {
