@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, hash_map};
 use std::ops::Range;
 
-use burn::backend::DispatchDevice;
+use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData, Transaction};
@@ -399,13 +399,24 @@ pub(crate) fn gradients<M: Module>(
     visitor.grads
 }
 
-/// The values of `range` of one parameter in row-major order, for fingerprints.
-pub(crate) fn window<M: Module>(model: &M, id: ParamId, range: Range<usize>) -> Option<Tensor<1>> {
-    let mut found = walk(model, |_, visited, _, tensor| {
-        let values = (visited == id).then(|| (tensor.flat)())?;
-        values.map(|values| values.slice([range.clone()]))
+/// The values of `range` of one parameter in row-major order, for fingerprints, and the addresses of the parameter `shown`.
+pub(crate) fn window<M: Module>(
+    model: &M,
+    id: ParamId,
+    range: Range<usize>,
+    shown: ParamId,
+) -> (Option<Tensor<1>>, Option<Range<u64>>) {
+    let (mut values, mut memory) = (None, None);
+    walk(model, |_, visited, _, tensor| {
+        if visited == id {
+            values = (tensor.flat)().map(|values| values.slice([range.clone()]));
+        }
+        if visited == shown {
+            memory = (tensor.memory)();
+        }
+        None::<()>
     });
-    found.pop()
+    (values, memory)
 }
 
 /// `model` for an optimizer's step: with slices of those parameters that `ranges` names in the place of whole ones, and with
@@ -505,6 +516,8 @@ struct TensorRef<'a> {
     read: Read,
     /// All values in row-major order, of a floating-point tensor.
     flat: &'a dyn Fn() -> Option<Tensor<1>>,
+    /// Its addresses in ordinary memory.
+    memory: &'a dyn Fn() -> Option<Range<u64>>,
     shape: Vec<usize>,
     dtype: DType,
 }
@@ -559,6 +572,7 @@ impl ModuleVisitor for Walk<'_> {
                 Box::new(|| tensor.inner_if_autodiff().into_data())
             },
             flat: &|| Some(tensor.clone().inner_if_autodiff().reshape([len])),
+            memory: &|| memory(tensor.clone().inner_if_autodiff()),
         };
         self.found(param.id, role, view);
     }
@@ -570,6 +584,7 @@ impl ModuleVisitor for Walk<'_> {
             dtype: tensor.dtype(),
             read: Box::new(|| tensor.into_data()),
             flat: &|| None,
+            memory: &|| None,
         };
         self.found(param.id, Role::Constant, view);
     }
@@ -581,9 +596,21 @@ impl ModuleVisitor for Walk<'_> {
             dtype: tensor.dtype(),
             read: Box::new(|| tensor.into_data()),
             flat: &|| None,
+            memory: &|| None,
         };
         self.found(param.id, Role::Constant, view);
     }
+}
+
+/// The addresses of a tensor without gaps in ordinary memory, good as long as somebody holds the tensor.
+fn memory<const D: usize>(tensor: Tensor<D>) -> Option<Range<u64>> {
+    let size = tensor.dtype().size();
+    let DispatchTensorKind::Flex(BackendTensor::Float(inner)) = tensor.into_dispatch().kind else {
+        return None;
+    };
+    let (start, end) = inner.layout().contiguous_offsets()?;
+    let memory = inner.bytes().get(start * size..end * size)?.as_ptr_range();
+    Some(memory.start.addr() as u64..memory.end.addr() as u64)
 }
 
 /// Reading without recording an operation on the tape.

@@ -2,7 +2,8 @@
 //!
 //! Every step hashes one window of the weights and compares it over all ranks, asynchronously; the
 //! windows go round the whole model. A replica that has drifted is detected within `weights / window` steps at a cost that
-//! does not grow with the model. A digest of the whole state, if the program has one, takes the place of one window.
+//! does not grow with the model. A digest of the whole state, if the program has one, takes the place of one window. After a step
+//! with numbers that are not finite, all weights are compared at once: one rank's may be the cause.
 //!
 //! By the time of its detection, a wrong replica may have sent wrong gradients, from which all ranks have computed the same wrong
 //! weights. So the weights of the majority are right only if the difference is younger than one step. What all ranks had in
@@ -13,6 +14,7 @@ use std::ops::Range;
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 use paceline_collective::{AllGather, ProcessGroup, Ticket};
+use paceline_nn::mix;
 
 use crate::buffer::{self, Entry};
 use crate::error::DdpError;
@@ -31,10 +33,12 @@ pub(crate) struct Fingerprint {
     state: Option<(u64, i64)>,
     /// The newest step at whose start the whole state was the same on all ranks.
     agreed: Option<u64>,
+    /// A step that compares all weights.
+    suspects: Option<u64>,
     chosen: Option<Chosen>,
     pending: Option<Pending>,
     /// A difference without a majority, to be looked at again if the ranks go back.
-    undecided: Option<(Subject, Vec<i64>)>,
+    undecided: Option<Compared>,
 }
 
 /// The windows of one parameter.
@@ -50,8 +54,22 @@ struct Windows {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Subject {
     step: u64,
-    /// A part of a parameter, or else the whole state.
-    window: Option<(String, Range<usize>)>,
+    what: What,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum What {
+    /// Elements of a parameter, by its path.
+    Window(String, Range<usize>),
+    Weights,
+    /// Weights, optimizer and position.
+    State,
+}
+
+/// The hashes of all ranks.
+struct Compared {
+    subject: Subject,
+    hashes: Vec<i64>,
 }
 
 /// What to compare next.
@@ -60,9 +78,8 @@ struct Chosen {
     value: Value,
 }
 
-#[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Value {
-    Window(Tensor<1>),
+    Weights(Vec<Tensor<1>>),
     Digest(i64),
 }
 
@@ -94,6 +111,7 @@ impl Fingerprint {
             every,
             state: None,
             agreed: None,
+            suspects: None,
             chosen: None,
             pending: None,
             undecided: None,
@@ -105,12 +123,18 @@ impl Fingerprint {
         self.state = Some((step, digest.cast_signed()));
     }
 
+    /// Has `step` compare all weights, which differ.
+    pub(crate) fn suspect(&mut self, step: u64) {
+        self.suspects = Some(step);
+    }
+
     /// The newest step at whose start the whole state was the same on all ranks.
     pub(crate) fn agreed(&self) -> Option<u64> {
         self.agreed
     }
 
-    /// Chooses what `step` compares, if it compares anything: the digest of the state, or a window of `model`.
+    /// Chooses what `step` compares, if it compares anything: the digest of the state, or a window of `model`. With a window, it shows
+    /// others where some of the weights are.
     ///
     /// The values are those of this moment but are read later: on a GPU, reading now would wait for all earlier work.
     pub(crate) fn choose<M: Module>(&mut self, group: &ProcessGroup, model: &M, step: u64) {
@@ -125,19 +149,44 @@ impl Fingerprint {
         if self.pending.is_some() {
             return;
         }
-        let subject = |window| Subject { step, window };
-        self.chosen = match self.state {
-            Some((_, digest)) => Some(Chosen {
-                subject: subject(None),
-                value: Value::Digest(digest),
-            }),
-            None => self.window(step).and_then(|(id, path, elements)| {
-                Some(Chosen {
-                    value: Value::Window(buffer::window(model, id, elements.clone())?),
-                    subject: subject(Some((path, elements))),
-                })
-            }),
+        let chosen = |what, value| Chosen {
+            subject: Subject { step, what },
+            value,
         };
+        let again = self.undecided.as_ref().map(|before| &before.subject);
+        let again = again.is_some_and(|of| of.step == step && of.what == What::Weights);
+        let is_whole = again || self.suspects == Some(step);
+        self.chosen = match (self.state, self.window(step)) {
+            (Some((_, digest)), _) => Some(chosen(What::State, Value::Digest(digest))),
+            (None, _) if is_whole => {
+                Some(chosen(What::Weights, Value::Weights(self.weights(model))))
+            }
+            (None, None) => None,
+            (None, Some((id, path, elements))) => {
+                let any = mix(step, 0, 0) % self.parameters.len() as u64;
+                let shown = self.parameters[any as usize].id;
+                let (values, memory) = buffer::window(model, id, elements.clone(), shown);
+                if let Some(addresses) = memory {
+                    group.slot().show_weights(&addresses);
+                }
+                let what = What::Window(path, elements);
+                values.map(|values| chosen(what, Value::Weights(vec![values])))
+            }
+        };
+    }
+
+    /// All parameters, in one order on all ranks.
+    fn weights<M: Module>(&self, model: &M) -> Vec<Tensor<1>> {
+        let wanted = |id| self.parameters.iter().any(|of| of.id == id);
+        let mut all = buffer::flat_parameters(model, wanted);
+        let parameters = self.parameters.iter();
+        parameters.filter_map(|of| all.remove(&of.id)).collect()
+    }
+
+    /// The hash of all weights, if the weights are compared at all.
+    pub(crate) fn hash_of_weights<M: Module>(&self, model: &M) -> Result<Option<i64>, DdpError> {
+        let is_on = self.every > 0 && !self.parameters.is_empty();
+        is_on.then(|| hash(self.weights(model))).transpose()
     }
 
     /// The window that is due at `step`.
@@ -161,7 +210,7 @@ impl Fingerprint {
 
     /// Goes on in another group. What was sent counts if another rank lends the step's result.
     pub(crate) fn change_group(&mut self) {
-        self.undecided = None;
+        (self.undecided, self.suspects) = (None, None);
         if let Some(sent) = &mut self.pending {
             sent.is_old = true;
         }
@@ -170,6 +219,7 @@ impl Fingerprint {
     /// Forgets what was to be compared, because the ranks go back.
     pub(crate) fn go_back(&mut self) {
         (self.chosen, self.pending, self.state) = (None, None, None);
+        self.suspects = None;
     }
 
     /// Sends the hash of what was chosen; a second call does nothing.
@@ -178,10 +228,7 @@ impl Fingerprint {
             return Ok(());
         };
         let hash = match value {
-            Value::Window(values) => {
-                let read = buffer::read([values], "weights")?;
-                digest(read[0].as_bytes()).cast_signed()
-            }
+            Value::Weights(values) => hash(values)?,
             Value::Digest(own) => own,
         };
         let mut hashes = group.buffer::<i64>(group.world())?;
@@ -203,35 +250,54 @@ impl Fingerprint {
         else {
             return Ok(());
         };
-        let hashes = ticket.wait()?.buffer;
-        let verdict = judge(&hashes);
-        if verdict != Verdict::Same {
-            let since = self.known_equal_at(&subject);
-            let step = subject.step;
-            let what = match &subject.window {
-                Some((path, at)) => format!("elements {} to {} of {path}", at.start, at.end - 1),
-                None => "the whole state".into(),
+        let hashes = ticket.wait()?.buffer.to_vec();
+        self.decide(group, Compared { subject, hashes })
+    }
+
+    /// Compares the hashes of all weights at the start of `step`.
+    pub(crate) fn check_weights(
+        &mut self,
+        group: &ProcessGroup,
+        step: u64,
+        hashes: Vec<i64>,
+    ) -> Result<(), DdpError> {
+        let what = What::Weights;
+        let subject = Subject { step, what };
+        self.decide(group, Compared { subject, hashes })
+    }
+
+    fn decide(&mut self, group: &ProcessGroup, compared: Compared) -> Result<(), DdpError> {
+        let Compared { subject, hashes } = &compared;
+        let step = subject.step;
+        if let Some(ranks) = odd_ranks(hashes) {
+            let since = self.known_equal_at(subject);
+            let what = match &subject.what {
+                What::Window(path, at) => {
+                    format!("elements {} to {} of {path}", at.start, at.end - 1)
+                }
+                What::Weights => "the weights".into(),
+                What::State => "the whole state".into(),
             };
-            self.undecided = (verdict == Verdict::Undecided).then(|| (subject, hashes.to_vec()));
-            let ranks = match verdict {
-                Verdict::Odd(ranks) => ranks,
-                Verdict::Same | Verdict::Undecided => Vec::new(),
-            };
+            self.undecided = ranks.is_empty().then_some(compared);
+            let culprit = ranks.first().copied();
+            let ranks = started(group, ranks);
+            group.slot().set_differs(step, ranks.first().copied());
             return Err(DdpError::Diverged {
                 step,
                 what,
                 since,
-                culprit: ranks.first().copied(),
-                ranks: started(group, ranks),
+                culprit,
+                ranks,
             });
         }
-        if subject.window.is_none() {
-            (self.agreed, self.state) = (Some(subject.step), None);
+        if subject.what == What::State {
+            (self.agreed, self.state) = (Some(step), None);
         }
-        if let Some((_, before)) = self.undecided.take_if(|(of, _)| of.step <= subject.step)
-            && group.rank() == 0
+        let before = self.undecided.take_if(|of| of.subject.step <= step);
+        if let Some(before) = before.filter(|before| before.subject == *subject)
+            && let Some(now) = hashes.first().filter(|_| group.rank() == 0)
         {
-            let wrong = wrong(&before, hashes[0]);
+            let wrong = wrong(&before.hashes, *now);
             let wrong = wrong.map(|ranks| started(group, ranks));
             paceline_rendezvous::notice!(WARN, "{}", told(wrong));
         }
@@ -240,38 +306,33 @@ impl Fingerprint {
 
     /// The last step at whose start the subject is known to have been the same on all ranks.
     fn known_equal_at(&self, subject: &Subject) -> u64 {
-        let round = self.windows * self.every;
-        let last = subject.window.as_ref();
-        let last = last.map_or(0, |_| subject.step.saturating_sub(round));
+        let last = match subject.what {
+            What::Window(..) => subject.step.saturating_sub(self.windows * self.every),
+            What::Weights | What::State => 0,
+        };
         last.max(self.agreed.unwrap_or(0))
     }
 }
 
-/// What hashes of all ranks say.
-#[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    Same,
-    /// These ranks differ from the most frequent hash.
-    Odd(Vec<usize>),
-    /// No hash is the most frequent one.
-    Undecided,
+fn hash(values: Vec<Tensor<1>>) -> Result<i64, DdpError> {
+    let read = buffer::read(values, "weights")?;
+    let digests = read.iter().map(|data| digest(data.as_bytes()));
+    let digests: Vec<u8> = digests.flat_map(u64::to_le_bytes).collect();
+    Ok(digest(&digests).cast_signed())
 }
 
-fn judge(hashes: &[i64]) -> Verdict {
-    let count = |value: i64| hashes.iter().filter(|hash| **hash == value).count();
-    let most = hashes.iter().map(|hash| count(*hash)).max().unwrap_or(0);
-    let mut frequent = hashes.iter().filter(|hash| count(**hash) == most);
-    let Some(majority) = frequent.next() else {
-        return Verdict::Same;
-    };
-    if frequent.any(|hash| hash != majority) {
-        return Verdict::Undecided;
+/// The ranks whose hash is not the most frequent one, if there is one such; `None` if all are the same.
+pub fn odd_ranks<T: PartialEq>(hashes: &[T]) -> Option<Vec<usize>> {
+    let count = |value: &T| hashes.iter().filter(|hash| *hash == value).count();
+    let most = hashes.iter().map(count).max().unwrap_or(0);
+    if most == hashes.len() {
+        return None;
     }
-    let odd = (0..hashes.len()).filter(|rank| hashes[*rank] != *majority);
-    match odd.collect::<Vec<_>>() {
-        odd if odd.is_empty() => Verdict::Same,
-        odd => Verdict::Odd(odd),
-    }
+    let mut frequent = hashes.iter().filter(|hash| count(hash) == most);
+    let majority = frequent.next()?;
+    let is_undecided = frequent.any(|hash| hash != majority);
+    let odd = (0..hashes.len()).filter(|rank| !is_undecided && hashes[*rank] != *majority);
+    Some(odd.collect())
 }
 
 /// The numbers that these ranks of the group were started with, by which the launcher calls them.
@@ -309,10 +370,10 @@ mod tests {
 
     #[test]
     fn the_minority_is_named() {
-        assert_eq!(judge(&[7, 7, 7]), Verdict::Same);
-        assert_eq!(judge(&[7, 8, 7, 7]), Verdict::Odd(vec![1]));
-        assert_eq!(judge(&[8, 7, 7]), Verdict::Odd(vec![0]));
-        assert_eq!(judge(&[9, 7, 8, 7]), Verdict::Odd(vec![0, 2]));
+        assert_eq!(odd_ranks(&[7, 7, 7]), None);
+        assert_eq!(odd_ranks(&[7, 8, 7, 7]), Some(vec![1]));
+        assert_eq!(odd_ranks(&[8, 7, 7]), Some(vec![0]));
+        assert_eq!(odd_ranks(&[9, 7, 8, 7]), Some(vec![0, 2]));
     }
 
     #[test]
@@ -341,9 +402,9 @@ mod tests {
 
     #[test]
     fn without_a_majority_no_rank_is_named() {
-        assert_eq!(judge(&[7, 8]), Verdict::Undecided);
-        assert_eq!(judge(&[7, 8, 9]), Verdict::Undecided);
-        assert_eq!(judge(&[7, 8, 8, 7]), Verdict::Undecided);
+        assert_eq!(odd_ranks(&[7, 8]), Some(vec![]));
+        assert_eq!(odd_ranks(&[7, 8, 9]), Some(vec![]));
+        assert_eq!(odd_ranks(&[7, 8, 8, 7]), Some(vec![]));
     }
 
     #[test]

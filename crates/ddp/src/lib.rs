@@ -62,6 +62,7 @@ pub use ddp::{
     SHARDS_DEFAULT, ShardStep,
 };
 pub use error::DdpError;
+pub use fingerprint::odd_ranks;
 pub use pace::{Fate, Straggler};
 pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;

@@ -29,7 +29,11 @@
 //!      1600  another generation, in the same way            108  finishes    u32  0 no, 1 yes
 //!      1920  explained         u32  a generation           112  leaves state  u32  0 no, 1 yes
 //!      1924  bytes of reason   u32                         116  life (robust futex)  u32  0 = not held
-//!      1928  the reason for it, 312 bytes
+//!      1928  the reason for it, 312 bytes                  120  weights       u64  address, 0 = none
+//!                                                          128  their bytes   u64
+//!                                                          136  differed at   u64  step, the last time
+//!                                                          144  odd one       u32  rank + 1, 0 = none named
+//!                                                          148  differences   u32  times that weights differed
 //! ```
 //!
 //! The launcher creates the page as a sealed memfd and its children inherit the descriptor (`PACELINE_PAGE_FD`). Memory
@@ -46,6 +50,7 @@ mod life;
 mod running;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -106,6 +111,17 @@ pub struct Revocation {
     pub rank: Option<usize>,
     /// What happened, for people. Cut to [`REVOCATION_TEXT_BYTES_MAX`] bytes on a character's boundary.
     pub text: String,
+}
+
+/// How often a rank has found that the ranks' weights differ, and what it found the last time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// How often.
+    pub times: u32,
+    /// The step at whose start they differed.
+    pub step: u64,
+    /// The first rank that differed from the majority, by the number that it was started with; `None` without a majority.
+    pub odd: Option<usize>,
 }
 
 /// A rank that has ended its work at a step boundary because it was asked to.
@@ -496,6 +512,45 @@ impl Slot {
     /// Whether this rank needs some time after a loss, to write its state.
     pub fn leaves_state(&self) -> bool {
         self.raw().leaves_state.load(Ordering::Acquire) != 0
+    }
+
+    /// Says where some of this rank's weights are in its memory, so that `paceline chaos` can flip a bit there. They stay there until
+    /// [`hide_weights`](Self::hide_weights).
+    pub fn show_weights(&self, addresses: &Range<u64>) {
+        let bytes = addresses.end.saturating_sub(addresses.start);
+        self.raw().weights_bytes.store(bytes, Ordering::Relaxed);
+        // Release: a reader of the address sees the length.
+        self.raw().weights.store(addresses.start, Ordering::Release);
+    }
+
+    /// Says that no weights are where this rank has [shown](Self::show_weights) them.
+    pub fn hide_weights(&self) {
+        self.raw().weights.store(0, Ordering::Release);
+    }
+
+    /// Addresses of some of the rank's weights in its memory, while it shows them.
+    pub fn weights(&self) -> Option<Range<u64>> {
+        let address = self.raw().weights.load(Ordering::Acquire);
+        let bytes = self.raw().weights_bytes.load(Ordering::Relaxed);
+        (address != 0 && bytes != 0).then(|| address..address.saturating_add(bytes))
+    }
+
+    /// Says that the weights of the ranks differ at the start of `step`; `odd` is the first rank that differs from the majority.
+    pub fn set_differs(&self, step: u64, odd: Option<usize>) {
+        self.raw().differed_at.store(step, Ordering::Relaxed);
+        let odd = layout::encode(odd);
+        self.raw().differed.store(odd, Ordering::Relaxed);
+        // Release: a reader of the number sees the rest.
+        self.raw().differences.fetch_add(1, Ordering::Release);
+    }
+
+    /// The differences between the ranks' weights that this rank has found.
+    pub fn differences(&self) -> Differences {
+        Differences {
+            times: self.raw().differences.load(Ordering::Acquire),
+            step: self.raw().differed_at.load(Ordering::Relaxed),
+            odd: layout::decode(self.raw().differed.load(Ordering::Relaxed)),
+        }
     }
 
     /// Says that this rank, in agreement with all others, stops because it was asked to.

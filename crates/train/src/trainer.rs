@@ -15,7 +15,7 @@ use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Save
 use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
-use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep};
+use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, odd_ranks};
 use paceline_rendezvous::env::Timeout;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
@@ -683,19 +683,17 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let hash = self.ddp.sha256(net)?;
         let hashes = all_gather(&mut self.ddp, &self.group, hash.as_bytes())?;
         self.follow()?;
-        let ranks: Vec<usize> = (0..hashes.len())
-            .filter(|rank| hashes[*rank] != hashes[0])
-            .collect();
-        if !ranks.is_empty() {
+        if let Some(ranks) = odd_ranks(&hashes) {
+            let started = ranks.iter().map(|rank| self.group.started_rank(*rank));
+            let started: Vec<usize> = started.collect();
+            let first = started.first().copied();
+            self.group.slot().set_differs(self.step, first);
             return Err(TrainError::Ended(DdpError::Diverged {
                 step: self.step,
                 what: "the model".into(),
                 since: self.ddp.agreed_step().unwrap_or(0),
                 culprit: ranks.first().copied(),
-                ranks: ranks
-                    .iter()
-                    .map(|rank| self.group.started_rank(*rank))
-                    .collect(),
+                ranks: started,
             }));
         }
         Ok(hash)

@@ -92,6 +92,7 @@ checkpoints, and one in four follows another within 30 ms.
   stall   nothing reaches a rank on one of its TCP connections, for as long
   agent   a launcher is killed with its ranks and its store, if the job has several or
           --resume is given
+  corrupt a bit of a rank's weights flips, if the ranks compare their weights
 
 Exit codes: 0 the job survived, with the same result if there was a reference; 1 it did
 not, or it left something behind; 2 the command line is wrong.
@@ -106,7 +107,7 @@ Examples:
 #[must_use]
 pub(crate) fn command() -> clap::Command {
     flags::command::<ChaosArgs>("chaos")
-        .about("Kill, stop and slow ranks of a job of yours, and see whether it survives with the same result")
+        .about("Kill, stop and corrupt ranks of a job of yours, and see whether it survives with the same result")
         .after_help(EXAMPLES)
 }
 

@@ -1,7 +1,8 @@
 //! Carries faults out on processes, each held by its pidfd, so that a signal reaches the process that was meant or none.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -66,14 +67,15 @@ impl Drop for Held {
     }
 }
 
-/// Hits a process. `is_ours` is asked once the process is held, because its number may have been given to another.
-/// Returns what lasts.
+/// Hits a process. `is_ours` is asked once the process is held, because its number may have been given to another, and `weights`
+/// once it stands still: the addresses of some of its weights. Returns what lasts.
 ///
 /// *Errors*: the process has ended, may not be touched, or has no connection.
 pub(super) fn hit(
     strike: &Strike,
     pid: u32,
     is_ours: impl FnOnce() -> bool,
+    weights: impl FnOnce() -> Option<Range<u64>>,
 ) -> io::Result<Option<Held>> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let number = number.ok_or(io::ErrorKind::InvalidInput)?;
@@ -91,7 +93,14 @@ pub(super) fn hit(
             None
         }
         Fault::Exit => {
-            exit(&pidfd, pid)?;
+            while_stopped(&pidfd, pid, || write_exit(pid))?;
+            None
+        }
+        Fault::Corrupt => {
+            while_stopped(&pidfd, pid, || {
+                let shows_none = || io::Error::other("it shows no weights any more");
+                flip(pid, weights().ok_or_else(shows_none)?, strike.pick)
+            })?;
             None
         }
         Fault::Cut => {
@@ -170,29 +179,59 @@ const EXIT: (&[u8], &[u8]) = (
     ],
 );
 
-/// Has a process end by itself with code 0: stops it, and writes that system call where its main thread goes on.
-fn exit(pidfd: &OwnedFd, pid: u32) -> io::Result<()> {
+/// Does something to a process while none of its threads runs.
+fn while_stopped(
+    pidfd: &OwnedFd,
+    pid: u32,
+    work: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     pidfd_send_signal(pidfd, Signal::STOP)?;
-    let written = write_exit(pid);
+    let done = await_stop(pid).and_then(|()| work());
     pidfd_send_signal(pidfd, Signal::CONT)?;
-    written
+    done
 }
 
-fn write_exit(pid: u32) -> io::Result<()> {
+fn await_stop(pid: u32) -> io::Result<()> {
     let until = Instant::now() + STOPS_WITHIN;
-    let (is_in_call, next) = loop {
-        let place = place(&fs::read_to_string(format!("/proc/{pid}/syscall"))?);
-        let is_stopped = Stat::read(pid).is_some_and(Stat::is_stopped);
-        match place.filter(|_| is_stopped) {
-            Some(place) => break place,
-            None if Instant::now() < until => std::thread::sleep(Duration::from_micros(100)),
-            None => return Err(io::ErrorKind::TimedOut.into()),
+    loop {
+        let mut threads = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+        // One that cannot be read has ended.
+        let is_stopped = |stat: Option<Stat>| stat.is_none_or(Stat::is_stopped);
+        if threads.all(|thread| is_stopped(Stat::read_from(&thread.path()))) {
+            return Ok(());
         }
-    };
+        if Instant::now() >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+fn memory_of(pid: u32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true);
+    options.open(format!("/proc/{pid}/mem"))
+}
+
+/// Flips one of the bits at these addresses.
+fn flip(pid: u32, addresses: Range<u64>, pick: u64) -> io::Result<()> {
+    let bits = 8 * addresses.end.saturating_sub(addresses.start);
+    // The remainder of `pick` itself has chosen the rank.
+    let bit = (pick >> 8).checked_rem(bits);
+    let bit = bit.ok_or(io::ErrorKind::InvalidInput)?;
+    let (memory, at) = (memory_of(pid)?, addresses.start + bit / 8);
+    let mut byte = [0];
+    memory.read_exact_at(&mut byte, at)?;
+    byte[0] ^= 1 << (bit % 8);
+    memory.write_all_at(&byte, at)
+}
+
+/// Has a process end by itself with code 0: writes that system call where its main thread goes on.
+fn write_exit(pid: u32) -> io::Result<()> {
+    let place = place(&fs::read_to_string(format!("/proc/{pid}/syscall"))?);
+    let (is_in_call, next) = place.ok_or(io::ErrorKind::TimedOut)?;
     let (skip, exit) = EXIT;
-    let memory = OpenOptions::new()
-        .write(true)
-        .open(format!("/proc/{pid}/mem"))?;
+    let memory = memory_of(pid)?;
     if is_in_call {
         // The kernel may begin the call again: it goes back by one instruction.
         memory.write_all_at(skip, next - skip.len() as u64)?;
@@ -233,7 +272,7 @@ mod tests {
         let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port}; cat <&3");
         let mut reader = bash(&script);
         let (mut there, _) = listener.accept().expect("a connection");
-        hit(&strike(Fault::Cut), reader.id(), || true).expect("a connection was cut");
+        hit(&strike(Fault::Cut), reader.id(), || true, || None).expect("a connection was cut");
         assert_eq!(there.read(&mut [0; 8]).expect("an end"), 0);
         assert!(
             reader.wait().expect("a child").success(),
@@ -256,7 +295,8 @@ mod tests {
             line
         };
         assert_eq!(&next(&there), b"a\n");
-        let held = hit(&strike(Fault::Stall), program.id(), || true).expect("a connection");
+        let held =
+            hit(&strike(Fault::Stall), program.id(), || true, || None).expect("a connection");
         there.write_all(b"c\n").expect("it is buffered");
         drop(program.stdin.take());
         let mut held = held.expect("it lasts");
@@ -283,7 +323,7 @@ mod tests {
     fn a_process_exits_by_itself_in_a_call_and_while_it_computes() {
         for script in ["read x; exit 1", "while :; do :; done"] {
             let mut program = bash(script);
-            hit(&strike(Fault::Exit), program.id(), || true).expect("it runs");
+            hit(&strike(Fault::Exit), program.id(), || true, || None).expect("it runs");
             let code = program.wait().expect("a child").code();
             assert_eq!(code, Some(0), "{script}");
         }
@@ -293,7 +333,8 @@ mod tests {
     fn a_process_gets_no_memory_until_the_limit_is_lifted() {
         for is_limited in [true, false] {
             let mut program = bash("read x; exec sleep 0");
-            let held = hit(&strike(Fault::Memory), program.id(), || true).expect("it runs");
+            let held =
+                hit(&strike(Fault::Memory), program.id(), || true, || None).expect("it runs");
             let held = held.filter(|_| is_limited);
             drop(program.stdin.take());
             let is_well = program.wait().expect("a child").success();
@@ -303,9 +344,39 @@ mod tests {
     }
 
     #[test]
+    fn one_bit_flips_where_it_should_and_the_process_goes_on() {
+        let environment = "x=some words";
+        let mut sleeper = Command::new("sleep");
+        let (name, value) = environment.split_once('=').expect("a variable");
+        let sleeper = sleeper.arg("60").env_clear().env(name, value).spawn();
+        let mut sleeper = sleeper.expect("sleep");
+        let pid = sleeper.id();
+        let now = || fs::read(format!("/proc/{pid}/environ")).expect("it runs");
+        while now() != format!("{environment}\0").as_bytes() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        // Its addresses are fields 50 and 51, of which two come before the name's end.
+        let fields = stat.rsplit_once(')').expect("a name").1;
+        let fields = fields.split_whitespace().skip(47);
+        let fields: Vec<u64> = fields.map_while(|field| field.parse().ok()).collect();
+        let strike = Strike {
+            pick: (8 * 3 + 1) << 8,
+            ..strike(Fault::Corrupt)
+        };
+        hit(&strike, pid, || true, || Some(fields[0]..fields[1])).expect("it runs");
+        assert_eq!(now(), b"x=smme words\0");
+        let refused = hit(&strike, pid, || true, || None).expect_err("refused");
+        assert_eq!(refused.to_string(), "it shows no weights any more");
+        assert!(Stat::read(pid).is_some_and(|stat| !stat.is_stopped()));
+        sleeper.kill().expect("a child");
+        sleeper.wait().expect("a child");
+    }
+
+    #[test]
     fn a_process_without_a_connection_says_so() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
-        let refused = hit(&strike(Fault::Cut), sleeper.id(), || true);
+        let refused = hit(&strike(Fault::Cut), sleeper.id(), || true, || None);
         sleeper.kill().expect("a child");
         sleeper.wait().expect("a child");
         assert_eq!(
@@ -317,13 +388,13 @@ mod tests {
     #[test]
     fn a_process_that_is_not_the_jobs_is_left_alone() {
         let mut sleeper = Command::new("sleep").arg("60").spawn().expect("sleep");
-        let refused = hit(&strike(Fault::Kill), sleeper.id(), || false);
+        let refused = hit(&strike(Fault::Kill), sleeper.id(), || false, || None);
         assert_eq!(
             refused.expect_err("refused").kind(),
             io::ErrorKind::NotFound
         );
         assert!(sleeper.try_wait().expect("a child").is_none());
-        hit(&strike(Fault::Kill), sleeper.id(), || true).expect("hit");
+        hit(&strike(Fault::Kill), sleeper.id(), || true, || None).expect("hit");
         assert!(!sleeper.wait().expect("a child").success());
     }
 }

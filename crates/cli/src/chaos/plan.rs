@@ -48,6 +48,8 @@ pub(super) enum Fault {
     Stall,
     /// A launcher is killed, with its ranks.
     Agent,
+    /// A bit of a rank's weights flips.
+    Corrupt,
 }
 
 impl Fault {

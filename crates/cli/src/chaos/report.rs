@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::evidence::Evidence;
 use super::plan::Fault;
-use super::scene::Fate;
+use super::scene::{Fate, Found};
 
 /// Version of the JSON's fields.
 pub(super) const VERSION: u32 = 1;
@@ -32,11 +32,30 @@ pub(super) struct Dealt {
     #[serde(rename = "held_s", serialize_with = "in_seconds")]
     pub(super) held: Option<Duration>,
     pub(super) fate: Option<Fate>,
+    /// How a flipped bit was found.
+    pub(super) found: Option<Found>,
     /// Until every rank that was left had done a step, from the fault on, or from its end where the rank is still there.
     #[serde(rename = "recovery_s", serialize_with = "in_seconds")]
     pub(super) recovery: Option<Duration>,
     /// Ranks that were running then.
     pub(super) ranks: usize,
+}
+
+impl Dealt {
+    /// What became of the job, and how it found a flipped bit.
+    fn outcome(&self) -> Option<String> {
+        let words = self.fate?.words();
+        Some(match self.found {
+            None => words.to_owned(),
+            Some(Found { after_steps, named }) => {
+                let who = named.map_or("found".to_owned(), |rank| format!("rank {rank} named"));
+                format!(
+                    "{words}: {who} after {}",
+                    count(after_steps as usize, "step")
+                )
+            }
+        })
+    }
 }
 
 /// A fault that was not dealt.
@@ -140,7 +159,7 @@ impl Report {
                 row.fault.name(),
                 rank.unwrap_or_else(|| "launcher".to_owned()),
                 or_dash(row.held.map(seconds)),
-                or_dash(row.fate.map(|fate| fate.words().to_owned())),
+                or_dash(row.outcome()),
                 or_dash(row.recovery.map(seconds)),
                 row.ranks.to_string(),
             ]
@@ -198,7 +217,12 @@ impl Report {
     /// How often the job recovered in each way, and how fast.
     fn recovery(&self) -> Option<String> {
         let mut ways = Vec::new();
-        for fate in [Fate::WentOn, Fate::Restarted, Fate::Continued] {
+        for fate in [
+            Fate::WentOn,
+            Fate::Restarted,
+            Fate::Continued,
+            Fate::Repaired,
+        ] {
             let is_it = |row: &&Dealt| row.fate == Some(fate);
             let rows = self.trial.dealt.iter().filter(is_it);
             let mut times: Vec<Duration> = rows.clone().filter_map(|row| row.recovery).collect();

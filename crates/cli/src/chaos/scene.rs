@@ -2,15 +2,19 @@
 //! became of an earlier fault. Pure functions of what the job pages say.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
-use paceline_rendezvous::page::{Activity, Phase, RunningJob};
+use paceline_rendezvous::page::{Activity, Differences, Phase, RunningJob};
 
 use super::plan::{Fault, Strike};
 use super::report::Trial;
 
 /// Which page, as [`RunningJob::page`] has it.
 pub(super) type Page = (u64, u64);
+
+/// A rank's page and its place there.
+pub(super) type Seat = (Page, usize);
 
 /// A living rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(super) struct Rank {
     /// Steps done, as far as the page ever said; `None` if it said nothing.
     pub(super) done: Option<u64>,
     pub(super) activity: Option<Activity>,
+    /// Addresses of some of its weights.
+    pub(super) weights: Option<Range<u64>>,
 }
 
 impl Rank {
@@ -44,31 +50,36 @@ pub(super) struct Scene {
     pub(super) launchers: Vec<u32>,
     /// The newest generation of each page.
     pub(super) generations: Vec<(Page, u32)>,
+    /// What each rank has found, living or not.
+    pub(super) differences: HashMap<Seat, Differences>,
 }
 
-/// Makes scenes, and remembers how far each rank was: one that looks for the others does not say.
+/// Makes scenes, and remembers how far each rank was since it last went back: one that looks for the others does not say.
 #[derive(Debug, Default)]
-pub(super) struct Eyes(HashMap<(Page, usize, u32), u64>);
+pub(super) struct Eyes(HashMap<(Seat, u32), (u32, u64)>);
 
 impl Eyes {
     pub(super) fn see(&mut self, jobs: &[RunningJob]) -> Scene {
         let mut scene = Scene::default();
         for job in jobs {
             for (slot, rank) in job.ranks.iter().enumerate() {
+                scene.differences.insert((job.page, slot), rank.differences);
                 let Some(pid) = rank.pid else { continue };
-                let key = (job.page, slot, pid);
+                let key = ((job.page, slot), pid);
                 let activity = rank.activity.map(|(activity, _)| activity);
                 if let Some(done) = activity.and_then(steps_done) {
+                    // In this order, more differences count more than more steps.
                     let most = self.0.entry(key).or_default();
-                    *most = done.max(*most);
+                    *most = (rank.differences.times, done).max(*most);
                 }
                 scene.ranks.push(Rank {
                     page: job.page,
                     slot,
                     rank: rank.rank.unwrap_or(slot),
                     pid,
-                    done: self.0.get(&key).copied(),
+                    done: self.0.get(&key).map(|(_, done)| *done),
                     activity,
+                    weights: rank.weights.clone(),
                 });
             }
             if job.ranks.iter().any(|rank| rank.pid.is_some()) {
@@ -98,6 +109,8 @@ pub(super) struct Target {
     pub(super) rank: Option<usize>,
     /// What that rank is doing, or for a launcher some rank.
     pub(super) activity: Option<Activity>,
+    /// Where that rank is, or for a launcher some rank.
+    pub(super) seat: Seat,
 }
 
 /// What may be hit.
@@ -122,11 +135,15 @@ pub(super) fn target(
     rules: Rules<'_>,
 ) -> Result<Target, &'static str> {
     let is_free = |rank: &&Rank| !rank.has_finished() && !rules.held.contains(&rank.pid);
-    let free: Vec<&Rank> = scene.ranks.iter().filter(is_free).collect();
+    let mut free: Vec<&Rank> = scene.ranks.iter().filter(is_free).collect();
     let is_agent = strike.fault == Fault::Agent;
     let launchers = &scene.launchers;
     if free.is_empty() {
         return Err("all ranks were disturbed already");
+    }
+    free.retain(|rank| strike.fault != Fault::Corrupt || rank.weights.is_some());
+    if free.is_empty() {
+        return Err("no rank showed its weights");
     }
     if is_agent && launchers.len() < if rules.resumes { 1 } else { 2 } {
         return Err("there was only one launcher");
@@ -155,6 +172,7 @@ pub(super) fn target(
         },
         rank: (!is_agent).then_some(rank.rank),
         activity: rank.activity,
+        seat: (rank.page, rank.slot),
     })
 }
 
@@ -168,6 +186,10 @@ pub(super) enum Fate {
     WentOn,
     /// Ranks were started again.
     Restarted,
+    /// The ranks found a flipped bit, and did the step again in which they found it.
+    Repaired,
+    /// The job ended well, and no rank had found a flipped bit.
+    Unnoticed,
     /// The job ended before it made progress again: well.
     Finished,
     /// The same: not well.
@@ -180,10 +202,21 @@ impl Fate {
             Self::Continued => "continued",
             Self::WentOn => "went on without it",
             Self::Restarted => "started again",
+            Self::Repaired => "repaired",
+            Self::Unnoticed => "unnoticed",
             Self::Finished => "finished",
             Self::Failed => "failed",
         }
     }
+}
+
+/// How a flipped bit was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub(super) struct Found {
+    /// Steps from the one in which it flipped to the one at whose start the ranks' weights differed.
+    pub(super) after_steps: u64,
+    /// The rank that was named, if the ranks had a majority.
+    pub(super) named: Option<usize>,
 }
 
 /// Follows a job after a fault until it makes progress again.
@@ -199,7 +232,14 @@ pub(super) struct Watch {
     /// The newest generation and the steps done by the furthest rank when it was first seen.
     mark: (u32, Option<u64>),
     /// Steps done when a rank on a new page was first seen.
-    first: HashMap<(Page, usize), u64>,
+    first: HashMap<Seat, u64>,
+    /// The step in which a bit flipped.
+    step: u64,
+    /// What each rank had found before.
+    differences: HashMap<Seat, Differences>,
+    pub(super) found: Option<Found>,
+    /// Whether the rank whose bit flipped is lost: what is found later is another bit.
+    is_lost: bool,
 }
 
 impl Watch {
@@ -213,12 +253,27 @@ impl Watch {
             before: scene.generations.clone(),
             mark: (scene.generation(), furthest),
             first: HashMap::new(),
+            step: target.activity.map_or(0, |activity| activity.step),
+            differences: scene.differences.clone(),
+            found: None,
+            is_lost: false,
         }
     }
 
     /// What became of the job, once all its ranks have done a step since the fault. `is_held` says that the process that was
     /// hit is still stopped or slow. For programs that do not report steps, the answer comes when there are ranks again.
     pub(super) fn fate(&mut self, scene: &Scene, is_held: bool) -> Option<Fate> {
+        let is_flip = self.fault == Fault::Corrupt;
+        if is_flip && self.found.is_none() {
+            let news = self.news(scene).filter(|_| !self.is_lost);
+            self.is_lost |= !scene.ranks.iter().any(|rank| rank.pid == self.pid);
+            let found = news?;
+            self.mark.1 = Some(found.step);
+            self.found = Some(Found {
+                after_steps: found.step.saturating_sub(self.step),
+                named: found.odd,
+            });
+        }
         let knows = |page: Page| self.before.iter().any(|(known, _)| *known == page);
         let (old, new): (Vec<&Rank>, Vec<&Rank>) =
             scene.ranks.iter().partition(|rank| knows(rank.page));
@@ -248,6 +303,7 @@ impl Watch {
             return None;
         }
         let (fate, margin) = match went_on {
+            _ if is_flip => (Fate::Repaired, 0),
             true => (Fate::WentOn, 0),
             // A broken connection may show in the next step only.
             false => (Fate::Continued, u64::from(self.fault == Fault::Cut)),
@@ -260,6 +316,14 @@ impl Watch {
             None => true,
         };
         stepped.then_some(fate)
+    }
+
+    /// A difference between the weights that some rank has found since the fault.
+    fn news(&self, scene: &Scene) -> Option<Differences> {
+        let times = |seat| self.differences.get(seat).map_or(0, |before| before.times);
+        let mut now = scene.differences.iter();
+        let news = now.find(|(seat, now)| now.times > times(seat));
+        news.map(|(_, found)| *found)
     }
 }
 

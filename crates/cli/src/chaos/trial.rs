@@ -255,18 +255,25 @@ impl Run<'_> {
             resumes: self.setting.resume.is_some(),
             phase: strike.phase().filter(|_| !in_any_phase),
         };
-        let target = target(&strike, scene, rules)?;
-        let is_ours = || program.processes().contains(&target.pid);
+        let mut target = target(&strike, scene, rules)?;
+        let pid = target.pid;
+        let is_ours = || program.processes().contains(&pid);
+        let weights = || {
+            let (page, slot) = target.seat;
+            let (activity, addresses) = self.running.weights_now(page, slot)?;
+            target.activity = Some(activity);
+            Some(addresses)
+        };
         let at = self.started.elapsed();
         // A process that ended a moment ago is another's target.
-        let lasting = hit(&strike, target.pid, is_ours)
+        let lasting = hit(&strike, pid, is_ours, weights)
             .map_err(|error| format!("its target could not be hit: {error}"))?;
         self.held.extend(lasting);
         let whom = match target.rank {
             Some(rank) => format!("rank {rank}"),
             None => "the launcher".to_owned(),
         };
-        let (name, pid) = (strike.fault.name(), target.pid);
+        let name = strike.fault.name();
         let during = target.activity.map(|activity| activity.to_string());
         let doing = during.as_deref().unwrap_or("running");
         let since = at.as_secs_f64();
@@ -283,6 +290,7 @@ impl Run<'_> {
             during,
             held: strike.fault.lasts().then_some(strike.hold),
             fate: None,
+            found: None,
             recovery: None,
             ranks: scene.ranks.len(),
         });
@@ -296,6 +304,7 @@ impl Run<'_> {
             let one = &mut trial.dealt[*place];
             let is_held = held.iter().any(|held| held.pid == one.pid);
             one.fate = watch.fate(scene, is_held);
+            one.found = watch.found;
             if let Some(fate) = one.fate {
                 // A rank that stood still and is still there held the others up for as long; the rest is the recovery.
                 let hold = one.held.filter(|_| fate == Fate::Continued);
@@ -315,13 +324,14 @@ impl Run<'_> {
             Ending::Code(code) => format!("exited with code {code}"),
             Ending::Signal { number, .. } => format!("was ended by signal {number}"),
         };
-        let fate = if trial.is_success {
-            Fate::Finished
-        } else {
-            Fate::Failed
-        };
         for (place, _) in self.watches.drain(..) {
-            trial.dealt[place].fate = Some(fate);
+            let one = &mut trial.dealt[place];
+            one.fate = Some(match (trial.is_success, one.fault, one.found) {
+                (false, ..) => Fate::Failed,
+                (true, Fault::Corrupt, None) => Fate::Unnoticed,
+                (true, Fault::Corrupt, Some(_)) => Fate::Repaired,
+                (true, ..) => Fate::Finished,
+            });
         }
         let missed = |one: Pending| Missed {
             fault: one.strike.fault,

@@ -19,6 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::recover::settle;
 use super::{Ddp, DdpOptions, DdpState};
 use crate::error::DdpError;
+use crate::fingerprint::odd_ranks;
 use crate::pace::Intervals;
 use crate::recovery::{Commits, Place, Recovery, Standing, is_lost};
 use crate::verify::{self, Item};
@@ -71,6 +72,8 @@ impl Ddp {
     ///
     /// On several nodes of which too few are left, it waits for others. The next step then agrees to admit them.
     ///
+    /// If the weights of the ranks differ, the next step fails with [`DdpError::Diverged`], and the replacements wait.
+    ///
     /// *Cost*: without replacements, none. *Blocks*: until the new group has formed, and on the rank that hands over until the
     /// state has been received; while too few nodes are left, for as long as the launchers wait.
     ///
@@ -88,6 +91,16 @@ impl Ddp {
             if self.group.wait_while_held() {
                 self.restart_pace();
             }
+            return Ok(());
+        }
+        // A new rank has no state to go back to, so the others go back first if their weights differ.
+        let generation = self.group.generation();
+        let hashes = self.hashes_of_weights(model)?;
+        if odd_ranks(&hashes).is_some() {
+            self.fingerprint.suspect(self.step);
+            return Ok(());
+        }
+        if self.group.generation() != generation {
             return Ok(());
         }
         let mut give = Some(give);

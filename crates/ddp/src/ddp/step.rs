@@ -169,6 +169,7 @@ impl Ddp {
             let reduced = self.end(model, &before.statistics, timeline);
             Ok(reduced.map_err(|error| self.located(error))?)
         });
+        self.group.slot().hide_weights();
         if reduced.is_err() {
             self.undo(model, before);
         }
@@ -264,6 +265,11 @@ impl Ddp {
         // bucket has arrived.
         self.send_fingerprint()?;
         let checked = self.fingerprint.check(&self.group);
+        let is_finite = !reduced.skipped && reduced.loss.is_finite();
+        let checked = checked.and_then(|()| match is_finite {
+            true => Ok(()),
+            false => self.compare_weights(model),
+        });
         // The program may go back to a state on which all ranks agreed.
         let is_final = |error: &&DdpError| {
             !matches!(error, DdpError::Diverged { .. }) || self.agreed_step().is_none()
@@ -375,6 +381,31 @@ impl Ddp {
     fn send_fingerprint(&mut self) -> Result<(), DdpError> {
         let sent = self.fingerprint.send(&self.group);
         sent.inspect_err(|error| self.abandon(error))
+    }
+
+    /// Compares all weights between the ranks, because one rank's may be the cause of numbers that are not finite.
+    fn compare_weights<M: Module>(&mut self, model: &M) -> Result<(), DdpError> {
+        let hashes = self.hashes_of_weights(model)?;
+        let (group, step) = (&self.group, self.step);
+        self.fingerprint.check_weights(group, step, hashes)
+    }
+
+    /// The hash of each rank's weights; none if they are not compared.
+    pub(super) fn hashes_of_weights<M: Module>(&mut self, model: &M) -> Result<Vec<i64>, DdpError> {
+        // Ranks that take steps by themselves have weights of their own.
+        if self.group.world() == 1 || self.rounds.is_some() {
+            return Ok(Vec::new());
+        }
+        let Some(own) = self.fingerprint.hash_of_weights(model)? else {
+            return Ok(Vec::new());
+        };
+        let all = self.with_recovery(|ddp| {
+            let all = ddp.group.all_gather_bytes(&own.to_le_bytes());
+            all.map(|all| all.concat()).map_err(DdpError::from)
+        })?;
+        let (hashes, _) = all.as_chunks::<8>();
+        let hashes = hashes.iter().map(|bytes| i64::from_le_bytes(*bytes));
+        Ok(hashes.collect())
     }
 
     /// Takes back what a step that failed has changed.

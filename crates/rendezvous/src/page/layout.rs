@@ -8,7 +8,7 @@ use super::Revocation;
 use super::activity::{Activity, OpActivity, Phase};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"PACEPAGE");
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 
 /// Longest text of a revocation in bytes.
 pub const REVOCATION_TEXT_BYTES_MAX: usize = 1000;
@@ -89,7 +89,12 @@ pub(super) struct RawSlot {
     pub(super) finishes: AtomicU32,
     pub(super) leaves_state: AtomicU32,
     pub(super) life: AtomicU32,
-    _rest: [u8; 136],
+    pub(super) weights: AtomicU64,
+    pub(super) weights_bytes: AtomicU64,
+    pub(super) differed_at: AtomicU64,
+    pub(super) differed: AtomicU32,
+    pub(super) differences: AtomicU32,
+    _rest: [u8; 104],
 }
 
 // Processes of different builds may share a page of one version: its layout must not drift unnoticed.
@@ -117,6 +122,8 @@ const _: () = {
     assert!(std::mem::offset_of!(RawSlot, finishes) == 108);
     assert!(std::mem::offset_of!(RawSlot, leaves_state) == 112);
     assert!(std::mem::offset_of!(RawSlot, life) == 116);
+    assert!(std::mem::offset_of!(RawSlot, weights) == 120);
+    assert!(std::mem::offset_of!(RawSlot, differed) == 144);
 };
 
 pub(super) const fn page_bytes(slots: usize) -> usize {
@@ -219,9 +226,25 @@ impl RawSlot {
             finishes,
             leaves_state,
             life,
+            differences,
+            weights,
+            weights_bytes,
+            differed_at,
+            differed,
             _rest: _,
         } = self;
-        for word in [step, seq, since_ns, stopped_at, blame, one, other] {
+        for word in [
+            step,
+            seq,
+            since_ns,
+            stopped_at,
+            blame,
+            one,
+            other,
+            weights,
+            weights_bytes,
+            differed_at,
+        ] {
             word.store(0, SeqCst);
         }
         stopped_by.store(0, SeqCst);
@@ -241,6 +264,8 @@ impl RawSlot {
             finishes,
             leaves_state,
             life,
+            differences,
+            differed,
         ] {
             word.store(0, SeqCst);
         }

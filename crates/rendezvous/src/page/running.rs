@@ -14,12 +14,13 @@ mod process;
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use self::process::Process;
-use super::{Activity, JobPage, REVOKED, Revocation, Stopped};
+use super::{Activity, Differences, JobPage, REVOKED, Revocation, Stopped};
 use crate::os::{self, Found};
 use crate::process::numbers;
 
@@ -94,6 +95,10 @@ pub struct RunningRank {
     pub victim_of: Option<usize>,
     /// Why and where it has stopped, if it was asked to.
     pub stopped: Option<Stopped>,
+    /// Addresses of some of its weights in its memory, while it shows them.
+    pub weights: Option<Range<u64>>,
+    /// The differences between the ranks' weights that it has found.
+    pub differences: Differences,
 }
 
 #[derive(Debug)]
@@ -136,6 +141,13 @@ impl Running {
         }
         self.pages.retain(|known| !known.holders.is_empty());
         current(self.pages.iter().filter_map(Known::job).collect())
+    }
+
+    /// The activity and the [weights](RunningRank::weights) of a rank at this moment, by its page and its place there.
+    pub fn weights_now(&self, page: (u64, u64), slot: usize) -> Option<(Activity, Range<u64>)> {
+        let known = self.pages.iter().find(|known| known.identity == page)?;
+        let slot = (slot < known.page.slots()).then(|| known.page.slot(slot))?;
+        Some((slot.activity()?.0, slot.weights()?))
     }
 
     /// Finds the holders of each page among these processes now.
@@ -241,6 +253,8 @@ impl Known {
             activity: slot.activity(),
             victim_of: slot.victim_of(),
             stopped: slot.stopped(),
+            weights: slot.weights(),
+            differences: slot.differences(),
         };
         (rank, process)
     }

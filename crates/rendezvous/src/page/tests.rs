@@ -49,6 +49,27 @@ fn a_slot_tells_what_its_rank_is_doing_and_since_when() {
 }
 
 #[test]
+fn a_slot_tells_where_weights_are_while_they_are_there_and_what_differed_last() {
+    let page = JobPage::private(2).unwrap();
+    let slot = page.slot(1);
+    assert_eq!(slot.weights(), None);
+    slot.show_weights(&(4096..8192));
+    assert_eq!(page.slot(1).weights(), Some(4096..8192));
+    slot.hide_weights();
+    assert_eq!(slot.weights(), None);
+    assert_eq!(slot.differences(), Differences::default());
+    slot.set_differs(7, None);
+    slot.set_differs(9, Some(0));
+    let last = Differences {
+        times: 2,
+        step: 9,
+        odd: Some(0),
+    };
+    assert_eq!(page.slot(1).differences(), last);
+    assert_eq!(page.slot(0).differences(), Differences::default());
+}
+
+#[test]
 fn a_process_finds_its_own_slot_by_its_environment() {
     let page = JobPage::create_memfd(2).unwrap();
     let fd = page.raw_fd().unwrap().to_string();

@@ -20,7 +20,7 @@ impl<T: TrainTask> Trainer<'_, T> {
     ///
     /// *Errors*: `error`, if that does not help.
     pub(super) fn go_back(&mut self, error: TrainError) -> Result<SamplerState, TrainError> {
-        let TrainError::Ddp(cause) = &error else {
+        let (TrainError::Ddp(cause) | TrainError::Ended(cause)) = &error else {
             return Err(error);
         };
         let Some(mut saved) = self.checkpoints.go_back(&self.ddp, cause)? else {

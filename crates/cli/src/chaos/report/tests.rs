@@ -11,6 +11,7 @@ fn row(at: f64, fault: Fault, fate: Option<Fate>, recovery: Option<f64>) -> Deal
         during: None,
         held,
         fate,
+        found: None,
         recovery: recovery.map(Duration::from_secs_f64),
         ranks: 3,
     }
@@ -119,6 +120,29 @@ fn what_was_not_as_it_should_be_is_said() {
     ] {
         assert!(text.contains(says), "{text}");
     }
+}
+
+#[test]
+fn a_flipped_bit_is_told_by_who_was_named_and_when() {
+    let mut row = row(1.0, Fault::Corrupt, Some(Fate::Repaired), Some(0.2));
+    let mut told = |fate, found: Option<(u64, Option<usize>)>| {
+        row.fate = fate;
+        row.found = found.map(|(after_steps, named)| Found { after_steps, named });
+        row.outcome()
+    };
+    let check = |told: Option<String>, expect| assert_eq!(told.as_deref(), expect);
+    check(told(None, None), None);
+    check(told(Some(Fate::Unnoticed), None), Some("unnoticed"));
+    check(
+        told(Some(Fate::Repaired), Some((12, Some(2)))),
+        Some("repaired: rank 2 named after 12 steps"),
+    );
+    check(
+        told(Some(Fate::Failed), Some((1, None))),
+        Some("failed: found after 1 step"),
+    );
+    let json = serde_json::to_value(&row).expect("plain data");
+    assert_eq!(json["found"]["after_steps"], 1);
 }
 
 #[test]

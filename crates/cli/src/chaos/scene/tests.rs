@@ -1,4 +1,4 @@
-use paceline_rendezvous::page::RunningRank;
+use paceline_rendezvous::page::{Differences, RunningRank};
 
 use super::super::plan::Moment;
 use super::*;
@@ -21,6 +21,8 @@ fn job(page: Page, generation: u32, ranks: &[(u32, Phase, u64)]) -> RunningJob {
         )),
         victim_of: None,
         stopped: None,
+        weights: None,
+        differences: Differences::default(),
     };
     RunningJob {
         page,
@@ -256,6 +258,59 @@ fn a_job_whose_rank_stood_still_continues() {
     let mut watch = Watch::new(&scene, &target, Fault::Stop, false);
     let is_held = watch.fate(&eyes.see(&later), true);
     assert_eq!(is_held, None);
+}
+
+#[test]
+fn a_bit_flips_where_a_rank_shows_its_weights_and_is_repaired_once_the_step_that_found_it_is_done()
+{
+    let all = |steps: [u64; 2], times: u32| {
+        let ranks = [(10, Backward, steps[0]), (11, BetweenSteps, steps[1])];
+        let mut job = job(PAGE, 0, &ranks);
+        for rank in &mut job.ranks {
+            rank.differences = Differences {
+                times,
+                step: 8,
+                odd: Some(1),
+            };
+        }
+        job
+    };
+    let mut before = all([5, 4], 1);
+    let corrupt = |jobs: &RunningJob| {
+        let scene = Eyes::default().see(std::slice::from_ref(jobs));
+        target(&strike(Fault::Corrupt, 0), &scene, rules(&[], 0)).map(|target| target.pid)
+    };
+    assert_eq!(corrupt(&before), Err("no rank showed its weights"));
+    before.ranks[1].weights = Some(4096..8192);
+    assert_eq!(corrupt(&before), Ok(11));
+    let fates = |later: &[RunningJob]| {
+        let mut eyes = Eyes::default();
+        let scene = eyes.see(std::slice::from_ref(&before));
+        let target = target(&strike(Fault::Corrupt, 0), &scene, rules(&[], 0));
+        let mut watch = Watch::new(&scene, &target.expect("rank 1"), Fault::Corrupt, true);
+        let fate = |job: &RunningJob| watch.fate(&eyes.see(std::slice::from_ref(job)), false);
+        let fates: Vec<_> = later.iter().map(fate).collect();
+        (fates, watch.found)
+    };
+    // They go on, find it in step 8, go back to step 3, and have all done step 8 again.
+    let steps = [[6, 5], [9, 8]].map(|steps| all(steps, 1));
+    assert_eq!(fates(&steps), (vec![None; 2], None));
+    let again = [[8, 7], [3, 3], [8, 8], [9, 8]].map(|steps| all(steps, 2));
+    let found = Found {
+        after_steps: 4,
+        named: Some(1),
+    };
+    let repaired = vec![None, None, None, Some(Fate::Repaired)];
+    assert_eq!(fates(&again), (repaired, Some(found)));
+    // What is found once its rank is lost is another bit.
+    let mut lost = all([8, 8], 1);
+    lost.ranks[1].pid = None;
+    let later = [lost, all([8, 8], 2), all([9, 9], 2)];
+    assert_eq!(fates(&later), (vec![None; 3], None));
+    // Without a state to go back to, no rank is left.
+    let mut gone = all([8, 8], 2);
+    gone.ranks.iter_mut().for_each(|rank| rank.pid = None);
+    assert_eq!(fates(&[gone]), (vec![None], Some(found)));
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use paceline_gpu::sample::{DeviceSample, ProcessMemory};
 use paceline_gpu::snapshot::{Gap, Memory};
-use paceline_rendezvous::page::{Activity, OpActivity, Phase, RunningJob, RunningRank, op};
+use paceline_rendezvous::page::{
+    Activity, Differences, OpActivity, Phase, RunningJob, RunningRank, op,
+};
 
 use super::*;
 
@@ -89,6 +91,8 @@ pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> 
         )),
         victim_of: None,
         stopped: None,
+        weights: None,
+        differences: Differences::default(),
     };
     Job {
         label: format!("digits{inode}"),
