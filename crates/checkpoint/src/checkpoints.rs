@@ -377,8 +377,7 @@ impl Checkpoints {
     /// *Cost*: no message: a digest of the state takes the place of the step's fingerprint. One step in so many, three copies of the
     /// state and its SHA-256. *Memory*: one copy of the state, two of them during one step.
     ///
-    /// *Errors*: state that is dealt to the ranks; `Snapshots` with an [object store](Self::upload_to), whose copies of undone steps
-    /// would stay.
+    /// *Errors*: state that is dealt to the ranks.
     pub fn snapshot<'a, M: Module + 'a>(
         &mut self,
         ddp: &mut Ddp,
@@ -386,10 +385,6 @@ impl Checkpoints {
     ) -> Result<(), CheckpointError> {
         if !self.snapshots.is_due(ddp) {
             return Ok(());
-        }
-        if self.remote.is_some() {
-            let place = "an object store";
-            return Err(CheckpointError::Snapshots { place });
         }
         ddp.synchronize()?;
         let kept = self.snapshots.keep(&self.files.folder, ddp, &checkpoint());
@@ -404,9 +399,10 @@ impl Checkpoints {
     /// the same at a [snapshot](Self::snapshot). [Restore](Saved::restore) it and continue after its [position](Saved::sampler): the
     /// repeated steps then give the bits of an undisturbed run. All ranks call it.
     ///
-    /// Checkpoints and records of later steps, which are wrong, are removed or cancelled.
+    /// Checkpoints and records of later steps, which are wrong, are removed or cancelled; those in an [object store](Self::upload_to) are
+    /// removed in the background, before another one is uploaded.
     ///
-    /// It is `None` for any other error, without a snapshot, and the second time in a row for one snapshot: then the cause is not
+    /// It is `None` for any other error, without a snapshot, and the fourth time in a row for one snapshot: then the cause is not
     /// a passing one. Without a majority, rank 0 says after the repeated step which rank was wrong, if that can be told.
     ///
     /// *Blocks*: on rank 0, until the last save is on disk. *Errors*: those of that save.
@@ -457,9 +453,15 @@ impl Checkpoints {
     fn remove_after(&mut self, step: u64) -> Result<(), CheckpointError> {
         if self.group.rank() == 0 {
             self.wait()?;
-            for lane in std::iter::once(&self.files).chain(&self.memory) {
-                folder::remove_after(&lane.folder, step);
+            folder::remove_after(&self.files.folder, step);
+            if let Some(uploader) = self.uploader()? {
+                uploader.remove_after(step);
             }
+        }
+        // The host of any rank may have a copy.
+        if let Some(memory) = &mut self.memory {
+            memory.wait()?;
+            folder::remove_after(&memory.folder, step);
         }
         Ok(())
     }
@@ -600,17 +602,12 @@ impl Checkpoints {
     ///
     /// *Blocks*: as `save`; a save in the folder and one in memory do not wait for each other.
     ///
-    /// *Errors*: `NoMemory` in a job that Paceline's launcher has not started; `Snapshots` if [those](Self::snapshot) are taken, because
-    /// going back would leave another host's copy of undone steps; a failed device; a type that cannot be saved.
+    /// *Errors*: `NoMemory` in a job that Paceline's launcher has not started; a failed device; a type that cannot be saved.
     pub fn save_in_memory<M: Module>(
         &mut self,
         ddp: &Ddp,
         checkpoint: Checkpoint<'_, M>,
     ) -> Result<(), CheckpointError> {
-        if self.snapshots.are_taken() {
-            let place = "memory";
-            return Err(CheckpointError::Snapshots { place });
-        }
         self.save_in(Medium::Memory, ddp, checkpoint)
     }
 

@@ -84,14 +84,6 @@ pub enum CheckpointError {
     /// The job has no folder in memory.
     #[error("this job has no folder in memory for checkpoints")]
     NoMemory,
-    /// Snapshots are taken, and copies are kept that going back would leave as they are.
-    #[error(
-        "snapshots do not go together with copies in {place}: after going back, copies of undone steps would stay there"
-    )]
-    Snapshots {
-        /// Where the copies are.
-        place: &'static str,
-    },
     /// The ranks could not exchange a checkpoint.
     #[error(transparent)]
     Ddp(#[from] DdpError),
@@ -130,7 +122,6 @@ impl CheckpointError {
             Self::NoMemory => Some(
                 "start it with `paceline run` or `paceline train`, on hosts with /dev/shm".into(),
             ),
-            Self::Snapshots { .. } => Some("leave out one of the two".into()),
             Self::File { .. } => Some("earlier checkpoints are untouched".into()),
             Self::Remote { hint, .. } => hint.clone(),
             Self::Ddp(error) => error.hint(),

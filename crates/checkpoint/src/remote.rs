@@ -271,10 +271,25 @@ impl Remote {
         let files = self.files().await?;
         let others = published(&files).filter(|step| *step != written);
         let kept: Vec<u64> = others.take(keep.saturating_sub(1)).collect();
-        for (step, keys) in &files {
-            if *step == written || kept.contains(step) {
-                continue;
-            }
+        let is_old = |step| step != written && !kept.contains(&step);
+        self.remove_steps(&files, is_old).await
+    }
+
+    /// Removes the checkpoints of later steps.
+    async fn remove_after(&self, step: u64) -> Result<(), CheckpointError> {
+        let removed = match self.files().await {
+            Ok(files) => self.remove_steps(&files, |of| of > step).await,
+            Err(error) => Err(error),
+        };
+        removed.map_err(|error| self.failed("remove undone steps from", error))
+    }
+
+    async fn remove_steps(
+        &self,
+        files: &BTreeMap<u64, Vec<Key>>,
+        is_wanted: impl Fn(u64) -> bool,
+    ) -> Result<(), Error> {
+        for (step, keys) in files.iter().filter(|(step, _)| is_wanted(**step)) {
             self.remove(&self.key_of(*step).join(STATE)).await?;
             for key in keys {
                 self.remove(key).await?;

@@ -16,6 +16,9 @@ use crate::checkpoint::Checkpoint;
 use crate::record::with_ids;
 use crate::saved::{InMemory, Origin, Saved, Told};
 
+/// So often in a row the ranks go back to one state: two passing faults may come soon after another, a lasting one comes each time.
+const TIMES_MAX: u32 = 3;
+
 /// The states that a rank keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshots {
@@ -25,8 +28,8 @@ pub(crate) struct Snapshots {
     newest: Option<Snapshot>,
     /// The same on all ranks.
     agreed: Option<Snapshot>,
-    /// The step to which the ranks went back last.
-    went_back_to: Option<u64>,
+    /// The step to which the ranks went back last, and how often in a row.
+    went_back_to: (u64, u32),
 }
 
 #[derive(Debug)]
@@ -44,13 +47,9 @@ impl Snapshots {
         }
     }
 
-    pub(crate) fn are_taken(&self) -> bool {
-        self.every > 0
-    }
-
     /// Whether one is due before the next step of `ddp`.
     pub(crate) fn is_due(&mut self, ddp: &Ddp) -> bool {
-        if !self.are_taken() {
+        if self.every == 0 {
             return false;
         }
         self.settle(ddp);
@@ -96,16 +95,17 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Takes the newest state on which all ranks agreed, unless the ranks have gone back to it before: they would again.
+    /// Takes the newest state on which all ranks agreed, unless the ranks have gone back to it as often as they may: they would again.
     pub(crate) fn go_back(&mut self, ddp: &Ddp) -> Option<Saved> {
         self.settle(ddp);
         self.newest = None;
         let agreed = self.agreed.take()?;
-        let step = Some(agreed.step());
-        if std::mem::replace(&mut self.went_back_to, step) == step {
-            return None;
-        }
-        Some(agreed.into_saved())
+        let times = match self.went_back_to {
+            (step, times) if step == agreed.step() => times + 1,
+            _ => 1,
+        };
+        self.went_back_to = (agreed.step(), times);
+        (times <= TIMES_MAX).then(|| agreed.into_saved())
     }
 
     /// Takes the newest state that a step with finite numbers has followed, or else the newest one, as the state of `ddp` at `position`;

@@ -64,6 +64,10 @@ impl Uploader {
         match *self {}
     }
 
+    pub(crate) fn remove_after(&self, _step: u64) {
+        match *self {}
+    }
+
     pub(crate) fn finish(self) {
         match self {}
     }

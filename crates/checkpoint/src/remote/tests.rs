@@ -199,6 +199,47 @@ fn a_folder_and_google_cloud_storage_take_copies_too() {
 }
 
 #[test]
+fn checkpoints_of_undone_steps_are_removed_before_another_one_is_uploaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let bucket = Bucket::start(Some("key"));
+    let remote = Arc::new(remote_on(&bucket));
+    let uploader = Uploader::start(remote.clone(), 10, 0).expect("a thread");
+    let put = |step: u64| {
+        let place = save(folder.path(), 10, contents(step)).expect("saved");
+        uploader.put(step, &place, None).expect("readable");
+    };
+    let has = |steps: &[u64]| {
+        let names = steps.iter().map(|step| folder::name_of(*step));
+        let state: Vec<String> = names.map(|name| format!("run/{name}/{STATE}")).collect();
+        let limit = Duration::from_secs(60);
+        bucket.wait_for(limit, |found| {
+            state.iter().all(|name| found.contains(&&**name))
+        })
+    };
+    put(5);
+    assert!(has(&[5]), "{:?}", bucket.objects().keys());
+    put(10);
+    assert!(has(&[5, 10]), "{:?}", bucket.objects().keys());
+    // What cannot be removed at first is removed before the next upload.
+    let (denied, was_denied) = std::sync::mpsc::channel();
+    let mut denied = Some(denied);
+    bucket.set_faults(move |_, line| {
+        let denied = denied.take_if(|_| line.contains("?delete"))?;
+        denied.send(()).expect("the test waits");
+        Some(Fault::Denied)
+    });
+    uploader.remove_after(7);
+    let is_tried = was_denied.recv_timeout(Duration::from_secs(60));
+    is_tried.expect("it is removed");
+    put(9);
+    uploader.finish();
+    let left: Vec<u64> = published(&remote.list().expect("a listing")).collect();
+    assert_eq!(left, [9, 5]);
+    let mut names = bucket.objects().into_keys();
+    assert!(!names.any(|name| name.contains("-0000000010")));
+}
+
+#[test]
 fn errors_say_what_to_change() {
     let bucket = Bucket::start(Some("key"));
     let at = |url: &str, key: &str| {

@@ -1,10 +1,10 @@
-//! The thread that uploads checkpoints: always the newest one next.
+//! The thread that uploads checkpoints: always the newest one next, and none before those of undone steps are removed.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use paceline_rendezvous::notice;
@@ -50,6 +50,7 @@ impl Upload {
 pub(crate) struct Uploader {
     url: String,
     to: watch::Sender<Option<Arc<Upload>>>,
+    undone: Arc<Mutex<Option<u64>>>,
     /// Step of the last checkpoint that the thread is done with.
     done: Arc<AtomicU64>,
     thread: JoinHandle<()>,
@@ -61,14 +62,17 @@ impl Uploader {
         let (to, from) = watch::channel(None);
         let done = Arc::new(AtomicU64::new(u64::MAX));
         let (url, is_done) = (remote.url().to_owned(), done.clone());
+        let undone = Arc::<Mutex<_>>::default();
+        let to_remove = undone.clone();
         let thread = thread::Builder::new().name(format!("rank{rank}/upload"));
         let run = move || {
-            let uploads = run(&remote, keep, from, &is_done);
+            let uploads = run(&remote, keep, from, &to_remove, &is_done);
             remote.runtime.block_on(uploads);
         };
         Ok(Self {
             url,
             to,
+            undone,
             done,
             thread: thread.spawn(run)?,
         })
@@ -79,6 +83,15 @@ impl Uploader {
         let upload = Upload::open(step, place, ledger)?;
         self.to.send_replace(Some(Arc::new(upload)));
         Ok(())
+    }
+
+    /// Has the thread remove the checkpoints of later steps, which are undone, before it uploads another one.
+    pub(crate) fn remove_after(&self, step: u64) {
+        let mut undone = self.undone.lock().unwrap_or_else(PoisonError::into_inner);
+        *undone = undone.take().into_iter().chain([step]).min();
+        drop(undone);
+        // One that still waits may be undone, and soon has a successor.
+        self.to.send_replace(None);
     }
 
     /// Waits until the newest checkpoint is uploaded, or has failed to.
@@ -102,29 +115,42 @@ impl Uploader {
     }
 }
 
-/// Uploads checkpoints until the sender is gone.
+/// Uploads and removes checkpoints until the sender is gone.
 async fn run(
     remote: &Remote,
     keep: usize,
     mut from: watch::Receiver<Option<Arc<Upload>>>,
+    undone: &Mutex<Option<u64>>,
     done: &AtomicU64,
 ) {
-    let mut has_failed = false;
+    let (mut has_failed, mut to_remove) = (false, None);
     while from.changed().await.is_ok() {
-        let Some(upload) = from.borrow_and_update().clone() else {
-            continue;
+        let upload = from.borrow_and_update().clone();
+        // What could not be removed is tried again.
+        let news = undone.lock().unwrap_or_else(PoisonError::into_inner).take();
+        to_remove = to_remove.into_iter().chain(news).min();
+        let carried_out = async {
+            if let Some(step) = to_remove {
+                remote.remove_after(step).await?;
+            }
+            to_remove = None;
+            match &upload {
+                Some(upload) => remote.upload(upload, keep).await,
+                None => Ok(()),
+            }
         };
-        let uploaded = remote.upload(&upload, keep).await;
-        if let Err(error) = &uploaded
+        let carried_out = carried_out.await;
+        let step = upload.map(|upload| upload.step);
+        if let Err(error) = &carried_out
             && !has_failed
         {
-            let name = folder::name_of(upload.step);
+            let what = step.map_or("the newest checkpoint".into(), folder::name_of);
             notice!(
                 WARN,
-                "{error}; {name} is on disk only, training goes on, and the next checkpoint is uploaded if it can be"
+                "{error}; {what} is on disk only, training goes on, and the next checkpoint is uploaded if it can be"
             );
         }
-        has_failed = uploaded.is_err();
-        done.store(upload.step, Relaxed);
+        has_failed = carried_out.is_err();
+        step.inspect(|step| done.store(*step, Relaxed));
     }
 }

@@ -191,9 +191,6 @@ fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
         ("tp", config.tp.is_some()),
         ("pp", config.pp.is_some_and(|stages| stages > 1)),
         ("comm_hook", config.comm_hook != CommHook::None),
-        // Copies on another node and in an object store would stay.
-        ("memory_checkpoint", config.memory_checkpoint > 0),
-        ("checkpoint_dir", config.checkpoint_dir.is_some()),
     ];
     let goes_back = config.non_finite == NonFinite::Back;
     match (config.snapshot_every, goes_back) {
