@@ -2,9 +2,10 @@
 """Disturbs long training runs with `paceline chaos` until a number of faults were dealt, and checks that every run ends with the weights of
 its undisturbed run, that its ledger proves every sample, and that nothing is left behind.
 
-Usage: tools/soak.py [--faults N] [--per-run N] [--tasks digits,lm] [--transports shm,tcp,hierarchical] [--seed N] [--out FILE] [--table FILE] [PROGRAM]
+Usage: tools/soak.py [--faults N] [--per-run N] [--tasks digits,lm] [--transports shm,tcp,hierarchical] [--kinds KIND,...] [--seed N] [--out FILE] [--table FILE] [PROGRAM]
 
-PROGRAM is the `paceline` to run, by default target/release/paceline. Faults are of all kinds that chaos knows. When it kills the only
+PROGRAM is the `paceline` to run, by default target/release/paceline. Faults are of all kinds that chaos knows but `corrupt`. With that among the
+KINDs, runs take snapshots; a rank that is killed before its flipped bit is found may leave other bits, so leave out kinds that kill. When chaos kills the only
 launcher, the run is resumed with another number of ranks, from 1 to 8, and over another transport: shared memory, TCP, or both
 (hierarchical) for ranks on two pretended hosts. With `nodes` among the transports it also goes on with two launchers, each of which is
 started again after it was killed. Raw results, one JSON object per line, are appended to docs/benchmarks/soak.jsonl, or to FILE. The tables of this soak,
@@ -41,6 +42,9 @@ TASKS = {
 WORDS = "the ranks of a job add their gradients in one order so that every number has the same bits on any of them".split()
 TRANSPORTS = "shm", "tcp", "hierarchical"
 FAULTS = "kill,abort,exit,memory,stop,slow,cut,stall,agent"
+CORRUPT = "corrupt"
+# With flipped bits.
+SNAPSHOTS = ["--snapshot-every", "20"]
 # Runs with one of so many seeds share the undisturbed run.
 SEEDS = 2
 HOLD_SECONDS = 0.5
@@ -54,9 +58,9 @@ def training(folder, task, seed):
     return ["train", "--run-dir", str(folder / "run"), "--seed", str(seed), *TASKS[task], *USUAL]
 
 
-def attempt(program, folder, task, transports, seed):
+def attempt(program, folder, task, transports, kinds, seed):
     """Starts the run or goes on with it, as the number of earlier attempts says. Does not return."""
-    train = [*training(Path(folder), task, seed % SEEDS), "--resume", "auto"]
+    train = [*training(Path(folder), task, seed % SEEDS), "--resume", "auto", *(SNAPSHOTS if CORRUPT in kinds.split(",") else [])]
     attempts = Path(folder) / ATTEMPTS
     number = len(attempts.read_text().splitlines()) if attempts.exists() else 0
     dice = random.Random(seed * 1000 + number)
@@ -101,13 +105,14 @@ def prepare(folder):
     (folder / "text.txt").write_text(" ".join(dice.choice(WORDS) for _ in range(600)))
 
 
-def disturbed(program, task, transports, seed, faults, reference):
+def disturbed(program, task, transports, kinds, seed, faults, reference):
     """One run under faults. Returns its lines, and whether it survived."""
     folder = Path(tempfile.mkdtemp(prefix="paceline-soak."))
     prepare(folder)
     sha256, took = reference
-    job = [sys.executable, __file__, "--attempt", str(folder), "--tasks", task, "--transports", ",".join(transports), "--seed", str(seed), program]
-    chaos = [program, "chaos", "--json", "--log-dir", str(folder / "logs"), "--kills", str(faults), "--seed", str(seed), "--faults", FAULTS,
+    job = [sys.executable, __file__, "--attempt", str(folder), "--tasks", task, "--transports", ",".join(transports), "--kinds", kinds, "--seed", str(seed),
+           program]
+    chaos = [program, "chaos", "--json", "--log-dir", str(folder / "logs"), "--kills", str(faults), "--seed", str(seed), "--faults", kinds,
              "--hold-seconds", str(HOLD_SECONDS), "--hang-seconds", str(HANG_SECONDS), "--every-seconds", f"{1.2 * took / faults:.3f}",
              "--leave", str(seed % 2), "--resume", f"--reference=echo weights sha256: {sha256}", "--", *job]
     with open(folder / "chaos.err", "wb") as errors:
@@ -153,10 +158,11 @@ def table(lines):
     print(f"{len(faults)} faults in {len(runs)} runs, {sum(len(run['attempts']) for run in runs)} attempts of {min(worlds)} to {max(worlds)} ranks, "
           f"{sum(run['took_s'] or 0 for run in runs) / 60:.0f} minutes. {len(well)} of {len(runs)} runs ended with the weights of the undisturbed run, "
           "every sample was used once, and nothing was left behind.\n")
-    fates = ["continued", "went_on", "restarted", "finished", "failed"]
-    print("| fault | dealt | the same ranks continued | the others went on | started again | the job finished | failed | recovery, median ms | longest, ms |")
-    print("|---|" + "---:|" * 8)
-    for kind in FAULTS.split(","):
+    fates = ["continued", "went_on", "restarted", "repaired", "unnoticed", "finished", "failed"]
+    print("| fault | dealt | the same ranks continued | the others went on | started again | repaired | unnoticed | the job finished | failed | "
+          "recovery, median ms | longest, ms |")
+    print("|---|" + "---:|" * 10)
+    for kind in sorted({fault["fault"] for fault in faults}, key=[*FAULTS.split(","), CORRUPT].index):
         dealt = [fault for fault in faults if fault["fault"] == kind]
         counts = [sum(fault["fate"] == fate for fault in dealt) for fate in fates]
         print(f"| {kind} | {len(dealt)} | {' | '.join(map(str, counts))} | {milliseconds(dealt)} |")
@@ -173,6 +179,7 @@ def main():
     parser.add_argument("--per-run", type=int, default=50)
     parser.add_argument("--tasks", default="digits,lm")
     parser.add_argument("--transports", default=",".join(TRANSPORTS))
+    parser.add_argument("--kinds", default=FAULTS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--table", type=Path)
@@ -189,7 +196,7 @@ def main():
     if not set(transports) <= {*TRANSPORTS, "nodes"}:
         parser.error(f"no transports {options.transports}")
     if options.attempt:
-        attempt(program, options.attempt, options.tasks, transports, options.seed)
+        attempt(program, options.attempt, options.tasks, transports, options.kinds, options.seed)
     commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     lines, references, failed = [], {}, 0
@@ -210,7 +217,7 @@ def main():
         key = task, seed % SEEDS
         if key not in references:
             references[key] = undisturbed(program, *key)
-        new, survived = disturbed(program, task, transports, seed, min(left, options.per_run), references[key])
+        new, survived = disturbed(program, task, transports, options.kinds, seed, min(left, options.per_run), references[key])
         record(new)
         failed += not survived
     table(lines)
