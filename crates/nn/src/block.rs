@@ -11,7 +11,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use crate::checkpoint::recomputed;
 use crate::params::{MapParams, map_params};
-use crate::pass::{Pass, Recompute};
+use crate::pass::{BlockRun, Pass, Recompute};
 use crate::run::Run;
 use crate::tape::{Point, Slot, custom};
 use crate::tensors::{Kind, MapTensors, Tensors};
@@ -145,7 +145,7 @@ impl<M: Module + 'static> Block<M> {
         let mut join = Join(enter);
         let input = input.map(&mut join);
         let module = map_params(self.module.clone(), &mut join);
-        let output = run.call(false, || f(&module, input));
+        let output = run.call(BlockRun::Once, || f(&module, input));
         match join.0.before {
             Some(before) if strategy => output.map(&mut SetStrategy(before)),
             _ => output,

@@ -17,6 +17,7 @@ use burn::tensor::{GradientCheckpointingStrategy, Gradients, Tensor};
 use crate::failure::Failure;
 use crate::linear::UsedTwice;
 use crate::params::{MapParams, map_params};
+use crate::pass::BlockRun;
 use crate::run::Run;
 use crate::supply::Values;
 use crate::tape::{Point, Slot, untracked};
@@ -83,7 +84,7 @@ where
     O: Tensors,
 {
     if run.is_off_tape() && !run.is_supplied() {
-        return run.call(true, || f(module, input));
+        return run.call(BlockRun::First, || f(module, input));
     }
     let mut parents = TakeOff {
         values: run.gather(),
@@ -93,13 +94,17 @@ where
     let values = input.clone().map(&mut parents);
     let off_tape = map_params(module.clone(), &mut parents);
     if run.is_off_tape() || parents.is_empty() {
-        return run.call(run.is_off_tape(), || f(&off_tape, input));
+        let how = match run.is_off_tape() {
+            true => BlockRun::First,
+            false => BlockRun::Once,
+        };
+        return run.call(how, || f(&off_tape, input));
     }
     drop(input);
     run.draw_seed();
     // With running statistics of its own, as they are before the first run updates those of the module.
     let saved = module.valid();
-    let output = run.call(true, || f(&off_tape, values.clone()));
+    let output = run.call(BlockRun::First, || f(&off_tape, values.clone()));
     drop(off_tape);
 
     let mut seen = Inspect::default();
@@ -144,7 +149,7 @@ where
         let mut leaves = Leaves::new(wanted, strategy, &run);
         let module = map_params(saved.train(), &mut leaves);
         let input = values.map(&mut leaves);
-        let output = run.call(false, || f(&module, input));
+        let output = run.call(BlockRun::Second, || f(&module, input));
         drop(module);
         leaves.collect(output, gradients);
         run.scatter(&taken);

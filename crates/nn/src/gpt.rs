@@ -10,7 +10,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Block, in_f32, linear, to_device};
+use crate::{Block, in_f32, last_linear, linear, to_device};
 
 /// Standard deviation of the initial weights.
 const DEVIATION: f64 = 0.02;
@@ -202,7 +202,7 @@ impl GptBlock {
         let y = in_f32(x.clone(), |x| self.attention_norm.forward(x));
         let x = x + self.dropout.forward(self.attend(y));
         let y = in_f32(x.clone(), |x| self.feed_norm.forward(x));
-        let y = linear(&self.down, gelu(linear(&self.up, y)));
+        let y = last_linear(&self.down, gelu(linear(&self.up, y)));
         x + self.dropout.forward(y)
     }
 

@@ -3,7 +3,8 @@
 //! - [`Block`]: a part of a model that can be run in several ways with the same bits. A [`Pass`] says how.
 //! - [`checkpoint`]: a recomputed part of a model without a [`Block`] around it.
 //! - [`Supply`]: parameters that a block gets when it runs and drops afterwards.
-//! - [`linear`]: a linear layer whose weight gradients a pass can leave for later.
+//! - [`linear`]: a linear layer whose weight gradients a pass can leave for later; [`last_linear`], whose product a recomputed block
+//!   saves.
 //! - [`gpt`]: a language model made of blocks.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
@@ -26,7 +27,7 @@ pub use block::{Block, visited_block, visited_is_shared};
 pub use checkpoint::{CapturedTensor, checkpoint};
 pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
-pub use linear::{WeightGradients, linear};
+pub use linear::{WeightGradients, last_linear, linear};
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use run::draw_seed;

@@ -21,9 +21,7 @@ use crate::tape::{Point, custom, plain, untracked};
 /// *Numerics*: the bits of [`Linear::forward`] and of its backward pass. If three or more operations use `input`, their
 /// gradients may be added in another order.
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    let left = Pass::current().and_then(|pass| Some((pass.left()?, pass)));
-    let left = left.filter(|(left, pass)| left.takes(&layer.weight, pass));
-    let Some((left, _)) = left else {
+    let Some(left) = left_of(layer) else {
         return layer.forward(input);
     };
     let (id, weight) = (layer.weight.id, untracked(layer.weight.val()));
@@ -40,6 +38,95 @@ pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
         left.lock().products.push((id, Box::new(of_weight)));
         Some(gradient)
     })
+}
+
+/// [`linear`] for the layer whose output ends a [`Block`](crate::Block) or [`checkpoint`](crate::checkpoint). When the block runs for
+/// the second time, only gradients are wanted: it returns zeros then, and saves the product.
+///
+/// Until the end of the block only operations may follow whose gradients do not depend on this output, such as sums and dropout.
+///
+/// *Shape*, *Numerics*: as [`linear`]. *Cost*: without recomputation that of `linear`.
+///
+/// *Source*: the early stop of `torch.utils.checkpoint`.
+///
+/// *Example*:
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor, activation::gelu};
+/// use paceline_nn::{checkpoint, last_linear, linear};
+///
+/// let device = Device::flex().autodiff();
+/// let layer = |from, to| LinearConfig::new(from, to).init(&device);
+/// let input = Tensor::<2>::ones([2, 4], &device);
+/// let output = checkpoint(&[layer(4, 16), layer(16, 4)], input, |[up, down], x| {
+///     x.clone() + last_linear(down, gelu(linear(up, x)))
+/// });
+/// output.sum().backward();
+/// ```
+pub fn last_linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
+    match Pass::current().is_some_and(|pass| pass.is_second_run()) {
+        true => only_gradients(layer, input),
+        false => linear(layer, input),
+    }
+}
+
+/// Zeros for the layer's output, and its backward pass.
+fn only_gradients<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
+    let left = left_of(layer);
+    let weight = layer.weight.val();
+    let (values, matrix) = (plain(input.clone()), plain(weight.clone()));
+    let (outputs, is_folded) = (last(weight.dims()), is_folded(&values, last(weight.dims())));
+    let mut shape = values.dims();
+    shape[D - 1] = outputs;
+    let zeros = Tensor::zeros(shape, (&values.device(), values.dtype()));
+    let gradient: Arc<Mutex<Option<Tensor<D>>>> = Arc::default();
+    let given = || {
+        let gradient = gradient.clone();
+        move || gradient.lock().expect("no holder panics").clone()
+    };
+    let mut tip = Point::origin(&input);
+    if input.is_tracked() {
+        let given = given();
+        let of_input = move || Some(input_gradient(matrix, given()?, is_folded));
+        tip = tip.deposit(input, of_input);
+    }
+    let of_weight = {
+        let given = given();
+        move || Some(weight_gradient(values, given()?, is_folded))
+    };
+    let later = match left {
+        Some(left) => {
+            if !tip.is_tracked() {
+                tip = Point::leaf(&weight);
+            }
+            Some((left, of_weight))
+        }
+        None if weight.is_tracked() => {
+            tip = tip.deposit(weight, of_weight);
+            None
+        }
+        None => None,
+    };
+    if let Some(bias) = layer.bias.as_ref().map(Param::val)
+        && bias.is_tracked()
+    {
+        let given = given();
+        tip = tip.deposit(bias, move || Some(bias_gradient(given()?, is_folded)));
+    }
+    let id = layer.weight.id;
+    tip.output(zeros, move |of_output| {
+        *gradient.lock().expect("no holder panics") = Some(of_output);
+        if let Some((left, of_weight)) = later {
+            let of_weight = move || of_weight().expect("its gradient has come");
+            left.lock().products.push((id, Box::new(of_weight)));
+        }
+    })
+}
+
+/// Where this run of the layer leaves the gradient of its weight, if it does.
+fn left_of(layer: &Linear) -> Option<Left> {
+    let pass = Pass::current()?;
+    pass.left().filter(|left| left.takes(&layer.weight, &pass))
 }
 
 /// The gradients of weights that a backward pass leaves for later: those of the layers that run in [`linear`], in a pass that is
@@ -233,12 +320,38 @@ fn weight_gradient<const D: usize>(
         return folded(x).transpose().matmul(folded(gradient));
     }
     let size = [last(x.dims()), last(gradient.dims())];
-    let products = x.transpose().matmul(gradient);
-    let sum = (0..D - 2).fold(products, |sum, dim| match sum.dims()[dim] {
+    summed(x.transpose().matmul(gradient), D - 2).reshape(size)
+}
+
+/// The same for the input.
+fn input_gradient<const D: usize>(
+    weight: Tensor<2>,
+    gradient: Tensor<D>,
+    is_folded: bool,
+) -> Tensor<D> {
+    if is_folded {
+        let mut dims = gradient.dims();
+        dims[D - 1] = weight.dims()[0];
+        return folded(gradient).matmul(weight.transpose()).reshape(dims);
+    }
+    gradient.matmul(weight.unsqueeze::<D>().transpose())
+}
+
+/// The same for the bias.
+fn bias_gradient<const D: usize>(gradient: Tensor<D>, is_folded: bool) -> Tensor<1> {
+    let outputs = last(gradient.dims());
+    match is_folded {
+        true => summed(folded(gradient), 1).reshape([outputs]),
+        false => summed(gradient, D - 1).reshape([outputs]),
+    }
+}
+
+/// The sums over the first `dims` dimensions, one after another.
+fn summed<const D: usize>(values: Tensor<D>, dims: usize) -> Tensor<D> {
+    (0..dims).fold(values, |sum, dim| match sum.dims()[dim] {
         1 => sum,
         _ => sum.sum_dim(dim),
-    });
-    sum.reshape(size)
+    })
 }
 
 /// Whether Burn computes the layer as one product of two matrices, and not as one for each place in the first dimensions.

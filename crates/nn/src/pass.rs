@@ -110,8 +110,20 @@ pub struct Pass {
     seeds: Arc<Mutex<Seeds>>,
     supply: Option<Weak<dyn Supply>>,
     left: Option<Left>,
-    is_off_tape: bool,
+    run: BlockRun,
     takes_turns: bool,
+}
+
+/// How the block runs that this pass is in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum BlockRun {
+    /// Once, on the tape.
+    #[default]
+    Once,
+    /// Off the tape, before it is recomputed.
+    First,
+    /// On a tape of its own, for gradients: nobody reads what it returns.
+    Second,
 }
 
 #[derive(Debug, Default)]
@@ -244,7 +256,12 @@ impl Pass {
 
     /// Whether nothing in this pass is on a tape: the forward pass of a block that will be recomputed.
     pub(crate) fn is_off_tape(&self) -> bool {
-        self.is_off_tape
+        self.run == BlockRun::First
+    }
+
+    /// Whether only gradients are wanted.
+    pub(crate) fn is_second_run(&self) -> bool {
+        self.run == BlockRun::Second
     }
 
     /// Waits for a turn, if blocks of this pass take turns.
@@ -269,7 +286,7 @@ impl Pass {
     }
 
     /// The pass inside a block: its blocks are seeded from the block's seed.
-    pub(crate) fn inside(&self, seed: Option<u64>, is_off_tape: bool) -> Self {
+    pub(crate) fn inside(&self, seed: Option<u64>, run: BlockRun) -> Self {
         Self {
             recompute: self.recompute,
             failure: self.failure.clone(),
@@ -279,7 +296,7 @@ impl Pass {
             })),
             supply: self.supply.clone(),
             left: self.left.clone(),
-            is_off_tape,
+            run,
             takes_turns: self.takes_turns,
         }
     }

@@ -6,7 +6,7 @@ use burn::module::{Devices, Module, ParamId};
 use burn::tensor::{Device, Distribution, Tensor};
 
 use crate::failure::Failure;
-use crate::pass::Pass;
+use crate::pass::{BlockRun, Pass};
 use crate::supply::{Supplied, Values};
 use crate::tape::Slot;
 use crate::tensors::{Kind, MapTensors, Near, Tensors};
@@ -69,13 +69,13 @@ impl Run {
     }
 
     /// Seeds the devices, if there is a seed, and runs `f` in a pass that begins afresh.
-    pub(crate) fn call<R>(&self, is_off_tape: bool, f: impl FnOnce() -> R) -> R {
+    pub(crate) fn call<R>(&self, run: BlockRun, f: impl FnOnce() -> R) -> R {
         let _turn = self.outer.as_ref().and_then(Pass::turn);
         if let Some(seed) = self.seed {
             self.devices.iter().for_each(|device| device.seed(seed));
         }
         let outer = self.outer.clone().unwrap_or_else(Pass::unheard);
-        outer.inside(self.seed, is_off_tape).enter(f)
+        outer.inside(self.seed, run).enter(f)
     }
 
     /// Draws a seed from the device if the pass gives none, because a second run needs the numbers of the first.

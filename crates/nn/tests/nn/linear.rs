@@ -1,6 +1,6 @@
 //! Gradients of weights that are computed later have the bits of one backward pass.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear};
@@ -8,7 +8,7 @@ use burn::tensor::activation::{gelu, tanh};
 use burn::tensor::{DType, Device, Tensor};
 use paceline_nn::tape::{Point, custom};
 use paceline_nn::{
-    Block, MapParams, Pass, Recompute, WeightGradients, checkpoint, linear, map_params,
+    Block, MapParams, Pass, Recompute, WeightGradients, checkpoint, last_linear, linear, map_params,
 };
 
 use crate::support::{Bits, device, values};
@@ -128,6 +128,68 @@ fn the_bits_are_those_of_burns_layer_for_inputs_of_every_shape() {
     }
 }
 
+#[test]
+fn the_last_layer_of_a_recomputed_block_computes_gradients_only_with_the_same_bits() {
+    let (device, _alone) = device();
+    fn of<const D: usize>(dims: [usize; D], device: &Device) {
+        let whole = layer(dims[D - 1], 9, device);
+        let mut plain = whole.clone();
+        plain.bias = None;
+        let mut frozen = whole.clone();
+        frozen.weight = frozen.weight.set_require_grad(false);
+        let recomputed = Way {
+            recompute: Recompute::Blocks,
+            ..PLAIN
+        };
+        let half = Way {
+            dtype: DType::BF16,
+            ..recomputed
+        };
+        for input in [values(dims, device).require_grad(), values(dims, device)] {
+            for (model, later) in [(&whole, 1), (&plain, 1), (&frozen, 0)] {
+                let block = Block::new(0, model.clone());
+                for way in [recomputed, half] {
+                    let once = Way {
+                        recompute: Recompute::None,
+                        ..way
+                    };
+                    let forward = |block: &Block<Linear>, x| {
+                        block.forward(x, |layer, x| last_linear(layer, tanh(x)))
+                    };
+                    let expected = once.pass(None, &block, &input, forward);
+                    let bits = way.pass(None, &block, &input, forward);
+                    assert_eq!(bits, expected, "{dims:?} {way:?}");
+                    way.check(later, &block, &input, forward);
+                }
+            }
+        }
+    }
+    of([5], &device);
+    of([5, 7], &device);
+    of([3, 32, 24], &device);
+    of([2, 1, 5, 6], &device);
+}
+
+#[test]
+fn only_the_second_run_of_the_last_layer_returns_zeros() {
+    let (device, _alone) = device();
+    let layer = layer(3, 4, &device);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let told = seen.clone();
+    let output = checkpoint(
+        &layer,
+        values([2, 3], &device).require_grad(),
+        move |layer, x| {
+            let y = last_linear(layer, x);
+            let is_zero = y.clone().inner().abs().sum().into_scalar::<f32>() == 0.0;
+            told.lock().expect("no holder panics").push(is_zero);
+            y
+        },
+    );
+    output.sum().backward();
+    assert_eq!(*seen.lock().expect("no holder panics"), [false, true]);
+}
+
 /// Layers in a block and in a block inside of it.
 #[derive(Module, Debug)]
 struct Part {
@@ -135,13 +197,17 @@ struct Part {
     own: Linear,
     inner: Block<Linear>,
     last: Linear,
+    end: Linear,
 }
 
 impl Part {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let y = tanh(linear(&self.own, self.norm.forward(x.clone())));
-        let y = self.inner.forward(y, |layer, y| linear(layer, gelu(y)));
-        x + checkpoint(&self.last, y, |layer, y| tanh(linear(layer, y)))
+        let y = self
+            .inner
+            .forward(y, |layer, y| last_linear(layer, gelu(y)));
+        let y = checkpoint(&self.last, y, |layer, y| linear(layer, tanh(y)));
+        last_linear(&self.end, y) + x
     }
 }
 
@@ -159,6 +225,7 @@ impl Net {
             own: layer(8, 8, device),
             inner: Block::new(index + 10, layer(8, 8, device)),
             last: layer(8, 8, device),
+            end: layer(8, 8, device),
         };
         Self {
             // Its input needs no gradient.
@@ -187,7 +254,7 @@ fn the_bits_are_the_same_in_blocks_and_recomputed_blocks() {
                     recompute: recompute.parse().expect("a policy"),
                     dtype,
                 };
-                way.check(1 + 3 * 3, &net, &input, Net::forward);
+                way.check(1 + 3 * 4, &net, &input, Net::forward);
             }
         }
     }
