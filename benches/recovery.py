@@ -54,7 +54,7 @@ class Follow:
     """The JSON lines of a growing file."""
 
     def __init__(self, path):
-        self.path, self.place, self.rest = path, 0, b""
+        self.path, self.place, self.rest, self.unread = path, 0, b"", []
 
     def lines(self):
         if not self.path.exists() or self.path.stat().st_size == self.place:
@@ -71,7 +71,9 @@ class Follow:
         limit = time.monotonic() + SECONDS_MAX
         last = None
         while (now := time.monotonic()) < limit:
-            for line in self.lines():
+            self.unread += self.lines()
+            while self.unread:
+                line = self.unread.pop(0)
                 if is_found(line):
                     return now, last
                 if is_step()(line):
@@ -102,9 +104,22 @@ def step_seconds(run, first, last=None):
     return median(seconds[first:last])
 
 
-def is_step(**expected):
-    """A line of the ledger or of `peers/recovery.py`: a step with these values."""
-    return lambda line: line.get("kind", "step") == "step" and all(line.get(key) == value for key, value in expected.items())
+def is_step(since=0, **expected):
+    """A line of the ledger or of `peers/recovery.py`: a step of this generation or a later one, with these values."""
+    return lambda line: (line.get("kind", "step") == "step" and line.get("generation", 0) >= since
+                         and all(line.get(key) == value for key, value in expected.items()))
+
+
+def is_step_of_all():
+    """The same of a generation that all ranks are in again. The first one that a replacement was invited to may have failed."""
+    worlds = [0]
+
+    def is_found(line):
+        if line["kind"] == "begin":
+            worlds.append(line["world"])
+        return line["kind"] == "step" and worlds[-1] == RANKS
+
+    return is_found
 
 
 def stop(job):
@@ -133,15 +148,15 @@ def kill(program, state, transport, dice, replaces):
             ledger = Follow(run / "checkpoints/ledger.jsonl")
             before, rank = dice.choice(moments), dice.randrange(RANKS)
             start = strike(job, ledger, before, rank, dice.random() * MOMENTS[state])
-            end, _ = ledger.until(is_step(generation=1), job)
+            end, _ = ledger.until(is_step(since=1), job)
             found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, WARMUP[state], before)}
             if replaces:
-                joined, last = ledger.until(is_step(generation=2), job)
+                joined, last = ledger.until(is_step_of_all(), job)
                 # From the last step without the replacement to the first one with it.
                 found |= {"gap_seconds": joined - (last or end), "full_seconds": joined - start}
             else:
                 for _ in range(AFTER):
-                    ledger.until(is_step(generation=1), job)
+                    ledger.until(is_step(since=1), job)
                 found |= {"left_step_seconds": step_seconds(run, -AFTER // 2)}
             return found
         finally:

@@ -17,9 +17,11 @@ use serde_json::Value;
 use crate::dealt::{Dealt, Optimizer, Own};
 use crate::error::CheckpointError;
 use crate::files::{self, State};
-use crate::optimizer::OptimizerRef;
+use crate::optimizer::{self, OptimizerRef};
 use crate::share::{Share, Shares};
 use crate::tensors::TensorsFile;
+
+const DEALT: &str = "the optimizer's state is dealt to the ranks";
 
 /// The parts of a checkpoint: a model, its optimizer and any other state that the program resumes from.
 ///
@@ -171,12 +173,22 @@ impl<'a, M: Module> Checkpoint<'a, M> {
     /// The state of an optimizer that every rank has whole.
     pub(crate) fn optimizer_state(&self) -> Result<Bytes, String> {
         match self.optimizer {
-            OptimizerRef::Whole(optimizer) => {
-                let state = optimizer.into_bytes();
-                state.map_err(|error| format!("the optimizer state cannot be encoded: {error}"))
-            }
-            OptimizerRef::Sharded(_) => Err("the optimizer's state is dealt to the ranks".into()),
+            OptimizerRef::Whole(optimizer) => optimizer::encode(optimizer),
+            OptimizerRef::Sharded(_) => Err(DEALT.into()),
         }
+    }
+
+    /// The same in records of some parameters each, encoded one by one.
+    pub(crate) fn optimizer_records(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<Bytes, String>>, String> {
+        let OptimizerRef::Whole(optimizer) = self.optimizer else {
+            return Err(DEALT.into());
+        };
+        let ids = weights::paths(self.model).into_iter().map(|(id, _)| id);
+        let bytes = weights::tensors(self.model).into_iter();
+        let bytes = bytes.map(|(_, shape, dtype)| shape.iter().product::<usize>() * dtype.size());
+        Ok(optimizer::records(optimizer, ids.zip(bytes)))
     }
 
     /// Copies the tensors, so that the program may change its own.

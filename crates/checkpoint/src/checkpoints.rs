@@ -2,6 +2,7 @@
 
 mod lane;
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
@@ -312,7 +313,10 @@ impl Checkpoints {
         checkpoint: impl FnOnce() -> Checkpoint<'a, M>,
     ) -> Result<(), CheckpointError> {
         let (folder, generation) = (&self.files.folder, ddp.group().generation());
-        ddp.admit(model, |ddp| Saved::to_peer(folder, &checkpoint(), ddp))?;
+        let checkpoint = LazyCell::new(checkpoint);
+        ddp.admit(model, |ddp, give| {
+            Saved::to_peer(folder, &checkpoint, ddp, give)
+        })?;
         if ddp.group().generation() != generation {
             self.snapshots.clear();
         }
@@ -458,10 +462,12 @@ impl Checkpoints {
                 uploader.remove_after(step);
             }
         }
-        // The host of any rank may have a copy.
+        // Any host may have a copy. The rank that may write the next one there removes it, because others may come later.
         if let Some(memory) = &mut self.memory {
             memory.wait()?;
-            folder::remove_after(&memory.folder, step);
+            if self.group.env().local_rank == 0 {
+                folder::remove_after(&memory.folder, step);
+            }
         }
         Ok(())
     }

@@ -22,8 +22,8 @@ use crate::tensors::TensorsFile;
 
 /// Bytes of state that a message has.
 const PIECE_BYTES: usize = 4 << 20;
-/// Bytes of all ranks' state that rank 0 receives at once.
-const GATHERED_BYTES: usize = 64 << 20;
+/// Their tag.
+const TAG: u32 = u32::MAX;
 
 /// A copy of what this rank has of the state.
 pub(crate) struct Dealt {
@@ -370,24 +370,22 @@ fn put_together(
 fn gather_bytes(group: &ProcessGroup, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>, CheckpointError> {
     let mut lens = vec![0_i64; group.world()];
     group.all_gather(&[own.len() as i64], &mut lens)?;
-    let longest = lens.iter().copied().max().unwrap_or(0) as usize;
-    let piece_bytes = (GATHERED_BYTES / lens.len()).clamp(1, PIECE_BYTES);
-    let piece_bytes = piece_bytes.min(longest.max(1));
-    let is_root = group.rank() == 0;
-    let mut parts = vec![Vec::new(); if is_root { lens.len() } else { 0 }];
-    let mut received = vec![0_u8; piece_bytes * parts.len()];
-    let mut sent = vec![0_u8; piece_bytes];
-    for start in (0..longest).step_by(piece_bytes) {
-        let piece = &own[start.min(own.len())..(start + piece_bytes).min(own.len())];
-        sent[..piece.len()].copy_from_slice(piece);
-        group.gather(&sent, is_root.then_some(&mut received[..]), 0)?;
-        let pieces = received.chunks(piece_bytes);
-        for ((part, len), piece) in parts.iter_mut().zip(&lens).zip(pieces) {
-            let missing = (*len as usize).saturating_sub(part.len());
-            part.extend_from_slice(&piece[..missing.min(piece_bytes)]);
-        }
+    if group.rank() > 0 {
+        let mut pieces = own.chunks(PIECE_BYTES);
+        pieces.try_for_each(|piece| group.send(piece, 0, TAG))?;
+        return Ok(None);
     }
-    Ok(is_root.then_some(parts))
+    let others = (1..).zip(&lens[1..]).map(|(rank, len)| {
+        let mut sent = vec![0; *len as usize];
+        let mut pieces = sent.chunks_mut(PIECE_BYTES);
+        pieces.try_for_each(|piece| group.recv(piece, rank, TAG))?;
+        Ok(sent)
+    });
+    [Ok(own.to_vec())]
+        .into_iter()
+        .chain(others)
+        .collect::<Result<_, _>>()
+        .map(Some)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -94,7 +94,18 @@ impl Rest {
 
     /// As [`writer`](Self::writer), in memory.
     pub(crate) fn encode(&self, tensors: Vec<Tensor>) -> Result<Bytes, String> {
-        self.writer(tensors).into_bytes().map_err(unreadable)
+        self.encode_to(Vec::new(), tensors)
+    }
+
+    /// The same in memory that the caller has.
+    fn encode_to(&self, mut words: Vec<u128>, tensors: Vec<Tensor>) -> Result<Bytes, String> {
+        let writer = self.writer(tensors);
+        let bytes = writer.size().map_err(unreadable)?;
+        // Of bytes Burn would make a copy that is aligned.
+        words.resize(bytes.div_ceil(size_of::<u128>()), 0);
+        let written = writer.write_into(bytemuck::cast_slice_mut(&mut words));
+        written.map_err(unreadable)?;
+        Ok(Bytes::from_elems(words))
     }
 
     /// Gives every parameter its id in `ids`.
@@ -137,11 +148,20 @@ pub(crate) fn renamed(name: &str, ids: &HashMap<u64, u64>) -> Result<String, Str
     Ok(field.map_or_else(|| new.to_string(), |field| format!("{new}.{field}")))
 }
 
-/// `state` with every id replaced by its entry in `ids`.
+/// One record of `records`, with every id replaced by its entry in `ids`. It may be written to `room`.
 ///
 /// *Errors*: bytes that are not optimizer state, or an id that `ids` lacks.
-pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, String> {
-    let (mut tensors, mut rest) = decode(state)?;
+pub(crate) fn with_ids(
+    records: Vec<Bytes>,
+    room: Vec<u128>,
+    ids: &HashMap<u64, u64>,
+) -> Result<Bytes, String> {
+    let (mut tensors, mut rest) = (Vec::new(), Rest::default());
+    for record in records {
+        let (some, more) = decode(record)?;
+        tensors.extend(some);
+        rest.extend(more);
+    }
     rest.rename(ids)?;
     for tensor in &mut tensors {
         tensor.name = renamed(&tensor.name, ids)?;
@@ -149,7 +169,7 @@ pub(crate) fn with_ids(state: Bytes, ids: &HashMap<u64, u64>) -> Result<Bytes, S
     }
     // Burn's own order differs from process to process.
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    rest.encode(tensors)
+    rest.encode_to(room, tensors)
 }
 
 pub(crate) fn unreadable(error: impl std::fmt::Display) -> String {

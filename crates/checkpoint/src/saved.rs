@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::tensor::{Bytes, DType, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::sampler::SamplerState;
-use paceline_ddp::{Ddp, weights};
+use paceline_ddp::{Ddp, Give, Given, weights};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -66,8 +66,10 @@ pub enum Origin {
 pub(crate) struct InMemory {
     /// `None` if the model has them: those of another rank travel by themselves.
     pub(crate) weights: Option<Vec<(String, TensorData)>>,
-    /// The optimizer's state.
-    pub(crate) optimizer: Bytes,
+    /// The optimizer's state: records of some parameters each.
+    pub(crate) optimizer: Vec<Bytes>,
+    /// Memory for one record of these.
+    pub(crate) room: Vec<u128>,
 }
 
 /// The part that rank 0 sends to the others.
@@ -178,41 +180,39 @@ impl Saved {
         }))
     }
 
-    /// A checkpoint as [`from_peer`](Self::from_peer) reads it. The model and the state of `Ddp` travel by themselves.
+    /// Gives a checkpoint piece by piece, as [`from_peer`](Self::from_peer) reads it. The model and the state of `Ddp` travel by
+    /// themselves.
     pub(crate) fn to_peer<M: Module>(
         path: &Path,
         checkpoint: &Checkpoint<'_, M>,
         ddp: &Ddp,
-    ) -> Result<Vec<u8>, CheckpointError> {
+        give: &mut Give<'_>,
+    ) -> Result<(), CheckpointError> {
         let unusable = |what| CheckpointError::File {
             action: "hand over the state of",
             path: path.to_path_buf(),
             source: io::Error::other(what),
         };
         let told = Told::of(path, Origin::Peers, checkpoint, ddp).map_err(unusable)?;
-        let told = serde_json::to_vec(&told).expect("plain data encodes");
-        let optimizer = checkpoint.optimizer_state().map_err(unusable)?;
-        let len = (told.len() as u64).to_le_bytes();
-        // The large part comes first, so the other rank need not move it.
-        Ok([&optimizer[..], &told, &len].concat())
+        give(&serde_json::to_vec(&told).expect("plain data encodes"))?;
+        for record in checkpoint.optimizer_records().map_err(unusable)? {
+            give(&record.map_err(unusable)?)?;
+        }
+        Ok(())
     }
 
     /// The state of a job that this process has joined, from [`to_peer`](Self::to_peer).
-    pub(crate) fn from_peer(path: &Path, mut bytes: Vec<u8>) -> Result<Self, CheckpointError> {
-        let misfit = |what: &str| CheckpointError::Misfit {
+    pub(crate) fn from_peer(path: &Path, given: Given) -> Result<Self, CheckpointError> {
+        let mut pieces = given.pieces.into_iter();
+        let told = serde_json::from_slice(pieces.next().as_deref().unwrap_or_default());
+        let told = told.map_err(|error| CheckpointError::Misfit {
             path: path.to_path_buf(),
-            what: format!("the state from another rank {what}"),
-        };
-        let (rest, len) = (bytes.split_last_chunk()).ok_or_else(|| misfit("is too short"))?;
-        let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX);
-        let optimizer = rest.len().checked_sub(len);
-        let optimizer = optimizer.ok_or_else(|| misfit("is too short"))?;
-        let told = serde_json::from_slice(&rest[optimizer..])
-            .map_err(|error| misfit(&format!("cannot be read: {error}")))?;
-        bytes.truncate(optimizer);
+            what: format!("the state from another rank cannot be read: {error}"),
+        })?;
         let tensors = InMemory {
             weights: None,
-            optimizer: Bytes::from_bytes_vec(bytes),
+            optimizer: pieces.collect(),
+            room: given.room,
         };
         Ok(Self::from_memory(told, tensors))
     }
@@ -234,10 +234,12 @@ impl Saved {
         }
         if let Some(InMemory {
             weights: own,
-            optimizer: state,
+            optimizer: records,
+            room,
         }) = self.in_memory.take()
         {
-            let state = with_ids(state, &self.ids(&model)).map_err(|what| self.misfit(what))?;
+            let state =
+                with_ids(records, room, &self.ids(&model)).map_err(|what| self.misfit(what))?;
             let optimizer = optimizer.load(state).map_err(|what| self.misfit(what))?;
             let Some(own) = own else {
                 return Ok((model, optimizer));

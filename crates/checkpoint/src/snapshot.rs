@@ -76,7 +76,7 @@ impl Snapshots {
         let (ids, paths): (Vec<u64>, Vec<String>) = paths.unzip();
         told.state.parameters = paths.into_iter().zip(0..).collect();
         let places = ids.into_iter().zip(0..).collect();
-        let optimizer = with_ids(checkpoint.optimizer_state()?, &places)?;
+        let optimizer = with_ids(vec![checkpoint.optimizer_state()?], Vec::new(), &places)?;
         let weights = weights::export(checkpoint.model());
         let mut hasher = Sha256::new();
         for (path, data) in &weights {
@@ -140,7 +140,8 @@ impl Snapshot {
     fn into_saved(self) -> Saved {
         let tensors = InMemory {
             weights: Some(self.weights),
-            optimizer: self.optimizer,
+            optimizer: vec![self.optimizer],
+            room: Vec::new(),
         };
         Saved::from_memory(self.told, tensors)
     }

@@ -635,7 +635,7 @@ struct Import {
 
 impl Import {
     fn take(&mut self) -> Option<TensorData> {
-        self.values.get(&self.path.join(".")).cloned()
+        self.values.remove(&self.path.join("."))
     }
 }
 

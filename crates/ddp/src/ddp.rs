@@ -46,7 +46,8 @@ use crate::sync_batch_norm::Ranks;
 use crate::verify;
 use crate::zero::{Sharded, Shares};
 use average::Rounds;
-use join::Handover;
+pub use join::{Give, Given};
+use join::{Handover, Room};
 pub use options::{Backend, DdpOptions, Reduction, SHARDS_DEFAULT};
 use pacing::Clock;
 pub(crate) use parts::Parts;
@@ -143,7 +144,7 @@ pub struct Ddp {
     /// Whether the ranks agreed in the last step to admit replacements.
     is_invited: bool,
     /// The program's bytes, from the rank that handed its state over to this one.
-    handover: Option<Vec<u8>>,
+    handover: Option<Given>,
     #[cfg(test)]
     pub(crate) successor: Option<recover::Successor>,
     is_timed: bool,
@@ -170,6 +171,9 @@ impl Ddp {
     ///
     /// In a process that replaces a lost rank it returns when the others have [admitted](Self::admit) it, with their weights and
     /// at their step.
+    ///
+    /// *Memory*: until its program has taken what another rank [gave](Self::take_handover), a replacement holds that and its weights
+    /// twice. Up to 1 GiB, it also holds memory for the program to fill, which makes six times the weights with Adam.
     ///
     /// *Blocks*: until all ranks have arrived, at most the group's timeout; in a replacement, as long as the job runs.
     ///
@@ -211,11 +215,11 @@ impl Ddp {
         options: DdpOptions,
         make: MakeReducer,
     ) -> Result<(Self, M), DdpError> {
-        // Burn makes a weight when it is first used. The others wait for all that comes after the next line.
-        drop(buffer::inventory(&model));
+        // Burn makes a weight when it is first used. The others wait for all that comes after the next lines.
+        let mut room = Some(Room::new(&buffer::inventory(&model)));
         let mut pending = group;
         loop {
-            let (group, mut handover) = Handover::receive(pending, &options)?;
+            let (group, mut handover) = Handover::meet(pending, &options, room.take())?;
             let (given, settings) = (model.clone(), options.clone());
             let seat = group.clone();
             match Self::assemble(seat, given, settings, make.clone(), Some(&mut handover)) {
@@ -296,10 +300,6 @@ impl Ddp {
             );
         }
         let norms = Ranks::connect(&group, &tree, &model)?;
-        let model = match handover {
-            Some(handover) => handover.load(model)?,
-            None => placement::broadcast(&group, None, model, HashMap::new())?,
-        };
         if options.stop_on_signal {
             let listens = group.stop_on_signal();
             listens.map_err(|error| DdpError::Signals(Arc::new(error)))?;
@@ -328,10 +328,23 @@ impl Ddp {
             keeps_tail: options.recovery == Recovery::Live,
             recorder: recorder.clone(),
         };
-        let reducer = make(&device, setup)?;
-        if !options.deferred_init {
-            reducer.reserve()?;
-        }
+        let prepare = || {
+            let reducer = make(&device, setup)?;
+            if !options.deferred_init {
+                reducer.reserve()?;
+            }
+            Ok((reducer, Tokens::new(parameters.len(), &device)))
+        };
+        let (model, (reducer, tokens)) = match handover {
+            Some(handover) => {
+                let prepared = handover.receive_while(&group, prepare)?;
+                (handover.load(model)?, prepared)
+            }
+            None => {
+                let model = placement::broadcast(&group, None, model, HashMap::new())?;
+                (model, prepare()?)
+            }
+        };
         let index_of = |entries: &[Entry]| -> HashMap<ParamId, usize> {
             entries.iter().enumerate().map(|(i, e)| (e.id, i)).collect()
         };
@@ -347,7 +360,7 @@ impl Ddp {
         let mut ddp = Self {
             make,
             fingerprint: Fingerprint::new(&fingerprinted, options.fingerprint_every),
-            tokens: Tokens::new(parameters.len(), &device),
+            tokens,
             device_threads: (!buffer::is_host(&device)).then(DeviceThreads::watch),
             sink: reducer.clone(),
             uses: None,

@@ -58,8 +58,8 @@ pub use comm_hook::{
     CommHook, CommHookParseError, LocalSgdOptions, OuterOptimizer, PowerSgdOptions,
 };
 pub use ddp::{
-    Backend, BackwardPart, Ddp, DdpOptions, DdpState, OwnTensor, Pieces, Reduced, Reduction,
-    SHARDS_DEFAULT, ShardStep,
+    Backend, BackwardPart, Ddp, DdpOptions, DdpState, Give, Given, OwnTensor, Pieces, Reduced,
+    Reduction, SHARDS_DEFAULT, ShardStep,
 };
 pub use error::DdpError;
 pub use fingerprint::odd_ranks;

@@ -165,14 +165,20 @@ impl Output {
         Some(attempt.error_file(local_rank))
     }
 
-    /// Starts reading a rank's output. A process that takes another one's place continues its log files.
+    /// Continues a rank's log files for a process that is to take its place, and removes the rank's error. Call it before that process
+    /// starts, which may fail at once.
+    pub(crate) fn reopen(&mut self, local_rank: usize) -> Result<(), LaunchError> {
+        if let Some(attempt) = &self.attempt {
+            self.logs[local_rank] = attempt.open(local_rank, &self.options)?.map(Some);
+        }
+        Ok(())
+    }
+
+    /// Starts reading a rank's output.
     pub(crate) fn attach(&mut self, env: &WorkerEnv, mut pipes: Pipes) -> Result<(), LaunchError> {
         // Half a line is no record.
         pipes.is_interactive &= self.options.format == LogFormat::Text;
         let local_rank = env.local_rank;
-        if let (Some(attempt), true) = (&self.attempt, env.replacement > 0) {
-            self.logs[local_rank] = attempt.open(local_rank, &self.options)?.map(Some);
-        }
         let formatter = Formatter {
             options: self.options.clone(),
             host: self.host.clone(),

@@ -92,6 +92,8 @@ pub(crate) struct Seen<'a> {
     pub(crate) admits: &'a dyn Fn(usize) -> bool,
     /// Whether a replacement is ready.
     pub(crate) is_ready: &'a dyn Fn(usize) -> bool,
+    /// Whether lost processes have left their memory and devices to new ones.
+    pub(crate) has_room: bool,
     /// Since the job's start.
     pub(crate) now: Duration,
     /// How long a replacement may take until it is ready.
@@ -306,7 +308,7 @@ impl Roster {
         if self.members.iter().any(has_ended) {
             return None;
         }
-        if self.left > 0 && self.may_start(seen) && !self.empty.is_empty() {
+        if self.left > 0 && seen.has_room && self.may_start(seen) && !self.empty.is_empty() {
             let rank = self.empty.remove(0);
             (self.left, self.started) = (self.left - 1, self.started + 1);
             self.starting.push(rank);

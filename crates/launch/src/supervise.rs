@@ -31,8 +31,10 @@ use crate::workers::{Shared, Workers};
 const SLOW_LOOK: Duration = Duration::from_secs(2);
 /// Once a rank is gone, the pause between two looks for others that wait in vain.
 const QUICK_LOOK: Duration = Duration::from_millis(250);
-/// Once a thread of a rank has ended with its process, the pause between two looks whether all have.
+/// Once a thread of a rank has ended with its process, the pause between two looks whether all have: for so long, and later.
 const END_LOOK: Duration = Duration::from_micros(200);
+const END_SOON: Duration = Duration::from_millis(50);
+const LATE_END_LOOK: Duration = Duration::from_millis(10);
 
 /// One job while it runs.
 #[derive(Debug)]
@@ -137,6 +139,7 @@ impl Supervisor<'_> {
     /// Returns when all ranks have ended, or when even SIGKILL does not end one. The end of `workers` reaps the last ones.
     pub(crate) fn run(&mut self) {
         let mut slow_look = Instant::now() + SLOW_LOOK;
+        let mut ends_since = None;
         let bell = (self.job.recovers_live()).then(|| Bell::of(self.page).ok());
         let bell = bell.flatten();
         loop {
@@ -187,8 +190,14 @@ impl Supervisor<'_> {
                 slow_look = Instant::now() + SLOW_LOOK;
             }
             let mut alive = self.workers.alive();
-            let ends = alive.any(|(rank, _)| self.page.slot(rank).has_let_go());
-            let look_at_end = ends.then(|| Instant::now() + END_LOOK);
+            let ends = alive
+                .any(|(rank, worker)| self.page.slot(rank).has_let_go() && worker.is_failing());
+            let now = Instant::now();
+            ends_since = ends_since.or(Some(now)).filter(|_| ends);
+            let look_at_end = ends_since.map(|since| match now - since < END_SOON {
+                true => now + END_LOOK,
+                false => now + LATE_END_LOOK,
+            });
             let wakes = [self.until, look_again, ask_again, look_at_end];
             let wakes = wakes.into_iter().flatten();
             self.sleep_until(wakes.fold(slow_look, Instant::min), bell.as_ref());

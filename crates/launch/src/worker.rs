@@ -8,7 +8,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use paceline_rendezvous::page::{self, JobPage};
-use paceline_rendezvous::process;
+use paceline_rendezvous::process::{self, Stat};
 use paceline_rendezvous::wait::poll_for;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
@@ -181,6 +181,11 @@ impl Worker {
                 },
             },
         ))
+    }
+
+    /// Whether it ends with an error: [`ending`](Self::ending) may know of it before it can be reaped.
+    pub(crate) fn is_failing(&self) -> bool {
+        Stat::read(self.pid()).is_some_and(Stat::is_failing)
     }
 
     /// How it has ended, if that was an error, as soon as none of its threads can run any more. For a large process this is long

@@ -87,6 +87,7 @@ impl Workers {
         (rank, number): (usize, u32),
     ) -> Result<(), LaunchError> {
         shared.page.clear_slot(rank);
+        output.reopen(rank)?;
         self.processes[rank] = self.spawn(job, plan, shared, output, (rank, number))?;
         self.states[rank] = WorkerState {
             is_out: true,

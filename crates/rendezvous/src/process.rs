@@ -73,6 +73,12 @@ impl Stat {
         matches!(self.state, 'Z' | 'X')
     }
 
+    /// Whether its process ends with an error, even if the system has not taken it apart. A process that replaces its program ends
+    /// its other threads, but not itself. False also for a reader that may not know it.
+    pub fn is_failing(self) -> bool {
+        self.status != 0
+    }
+
     /// Whether a signal or a debugger has stopped it.
     pub fn is_stopped(self) -> bool {
         matches!(self.state, 'T' | 't')
@@ -117,7 +123,7 @@ pub fn threads(pid: u32, most: usize) -> Vec<u32> {
 ///
 /// Ask only for a process that cannot have been replaced by another one.
 pub fn status_without_memory(pid: u32) -> Option<i32> {
-    let stat = Stat::read(pid).filter(|stat| stat.status != 0)?;
+    let stat = Stat::read(pid).filter(|stat| stat.is_failing())?;
     let threads = threads(pid, usize::MAX);
     let has_no_memory = |thread: &u32| {
         let sizes = fs::read_to_string(format!("/proc/{pid}/task/{thread}/statm"));
@@ -207,6 +213,8 @@ mod tests {
     fn a_process_has_a_status_once_nothing_of_it_can_run() {
         let started = std::process::Command::new("sleep").arg("30").spawn();
         let mut child = started.expect("sleep");
+        let is_failing = |pid| Stat::read(pid).is_some_and(Stat::is_failing);
+        assert!(!is_failing(child.id()));
         assert_eq!(status_without_memory(child.id()), None);
         child.kill().expect("it runs");
         let until = std::time::Instant::now() + Duration::from_secs(30);
@@ -217,6 +225,7 @@ mod tests {
             }
             std::thread::yield_now();
         };
+        assert!(is_failing(child.id()));
         child.wait().expect("it was killed");
         assert_eq!(status, Some(9));
         assert_eq!(status_without_memory(child.id()), None);

@@ -1,7 +1,8 @@
 //! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, free
-//! ports, an object store.
+//! ports, an object store, waits that end.
 
 pub mod bucket;
+mod waits;
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -10,6 +11,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use self::waits::{Meeting, seconds_after, wait_until};
 
 /// The variable that names the file for collecting skipped tests; `.ci/run` sets it and lists them at the end.
 pub const SKIPPED_VARIABLE: &str = "PACELINE_TEST_SKIPPED";

@@ -61,19 +61,29 @@ impl Ddp {
         mut agree: impl FnMut(&Self) -> Result<Vec<u8>, E>,
     ) -> Result<Vec<u8>, E> {
         loop {
-            let result = match agree(self) {
-                Ok(result) => result,
-                Err(error) => match self.recover()? {
-                    Next::Fail => return Err(error),
-                    Next::Repeat => continue,
-                    Next::Borrow { result, .. } => result,
-                },
-            };
-            if self.is_live() {
-                self.commits.complete(result.clone());
+            if let Some(result) = self.agree_once(&mut agree)? {
+                return Ok(result);
             }
-            return Ok(result);
         }
+    }
+
+    /// The same, or `None` if a rank was lost and no rank that is left has the result.
+    pub(super) fn agree_once<E: From<DdpError>>(
+        &mut self,
+        mut agree: impl FnMut(&Self) -> Result<Vec<u8>, E>,
+    ) -> Result<Option<Vec<u8>>, E> {
+        let result = match agree(self) {
+            Ok(result) => result,
+            Err(error) => match self.recover()? {
+                Next::Fail => return Err(error),
+                Next::Repeat => return Ok(None),
+                Next::Borrow { result, .. } => result,
+            },
+        };
+        if self.is_live() {
+            self.commits.complete(result.clone());
+        }
+        Ok(Some(result))
     }
 
     /// Runs a step, and again whenever a rank is lost meanwhile. `attempt` leaves everything as it was if it fails.
@@ -109,8 +119,9 @@ impl Ddp {
                     let statistics = self.read_buffers(model)?;
                     let reduced =
                         self.conclude(model, &statistics, Timeline::default(), finished)?;
-                    // The others have heard these times before they regrouped.
+                    // The others have heard these times, and heeded an invitation, before they regrouped.
                     self.restart_pace();
+                    self.is_invited = false;
                     return Ok(reduced);
                 }
             }

@@ -195,7 +195,7 @@ impl Ddp {
         let stop = self.group.stop_wish();
         let wishes = Wishes {
             stop: stop.filter(|_| self.options.stop_on_signal),
-            admit: self.is_live() && self.group.is_invited(),
+            admit: self.is_live() && self.is_asked_to_admit(),
         };
         Ok(Before {
             statistics: self.read_buffers(model)?,
@@ -205,6 +205,14 @@ impl Ddp {
             wishes: Some(wishes),
             said: self.clock.said,
         })
+    }
+
+    fn is_asked_to_admit(&self) -> bool {
+        #[cfg(test)]
+        if crate::recovery::faults::is_invited(self.step) {
+            return true;
+        }
+        self.group.is_invited()
     }
 
     fn begin<M: Module>(&mut self, model: &M) -> Result<(), DdpError> {
@@ -385,27 +393,30 @@ impl Ddp {
 
     /// Compares all weights between the ranks, because one rank's may be the cause of numbers that are not finite.
     fn compare_weights<M: Module>(&mut self, model: &M) -> Result<(), DdpError> {
-        let hashes = self.hashes_of_weights(model)?;
-        let (group, step) = (&self.group, self.step);
-        self.fingerprint.check_weights(group, step, hashes)
-    }
-
-    /// The hash of each rank's weights; none if they are not compared.
-    pub(super) fn hashes_of_weights<M: Module>(&mut self, model: &M) -> Result<Vec<i64>, DdpError> {
-        // Ranks that take steps by themselves have weights of their own.
-        if self.group.world() == 1 || self.rounds.is_some() {
-            return Ok(Vec::new());
-        }
-        let Some(own) = self.fingerprint.hash_of_weights(model)? else {
-            return Ok(Vec::new());
+        let all = match self.comparable_hash(model)? {
+            Some(own) => self.with_recovery(|ddp| ddp.gather_hashes(own))?,
+            None => Vec::new(),
         };
-        let all = self.with_recovery(|ddp| {
-            let all = ddp.group.all_gather_bytes(&own.to_le_bytes());
-            all.map(|all| all.concat()).map_err(DdpError::from)
-        })?;
         let (hashes, _) = all.as_chunks::<8>();
         let hashes = hashes.iter().map(|bytes| i64::from_le_bytes(*bytes));
-        Ok(hashes.collect())
+        let (group, step) = (&self.group, self.step);
+        self.fingerprint
+            .check_weights(group, step, hashes.collect())
+    }
+
+    /// The hash of this rank's weights, if it should be that of all ranks.
+    pub(super) fn comparable_hash<M: Module>(&self, model: &M) -> Result<Option<i64>, DdpError> {
+        // Ranks that take steps by themselves have weights of their own.
+        match self.group.world() == 1 || self.rounds.is_some() {
+            true => Ok(None),
+            false => self.fingerprint.hash_of_weights(model),
+        }
+    }
+
+    /// The hashes of all ranks, as bytes.
+    pub(super) fn gather_hashes(&self, own: i64) -> Result<Vec<u8>, DdpError> {
+        let all = self.group.all_gather_bytes(&own.to_le_bytes())?;
+        Ok(all.concat())
     }
 
     /// Takes back what a step that failed has changed.

@@ -16,16 +16,29 @@ pub(crate) enum Fault {
     DiesSettling,
     /// The same, before they deal their work anew.
     DiesDealing,
+    /// The rank dies before it takes part in the comparison of weights that precedes an admission.
+    DiesAdmitting { step: u64 },
 }
 
 thread_local! {
     /// The fault to come, and the step that is being sent.
     static FAULT: Cell<(Option<Fault>, u64)> = const { Cell::new((None, 0)) };
+    /// The step in which the rank is invited to admit others.
+    static INVITED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
 /// Plans a fault of this thread's rank.
 pub(crate) fn plan(fault: Option<Fault>) {
     FAULT.set((fault, 0));
+}
+
+/// Has the launcher invite this thread's rank in `step`.
+pub(crate) fn invite(step: Option<u64>) {
+    INVITED.set(step);
+}
+
+pub(crate) fn is_invited(step: u64) -> bool {
+    INVITED.get() == Some(step)
 }
 
 pub(crate) fn before_send(step: u64, bucket: usize, group: &ProcessGroup) {

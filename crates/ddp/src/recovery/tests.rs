@@ -13,6 +13,7 @@ use paceline_collective::{GroupOptions, OpKind, Operation, ProcessGroup, Transpo
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::store::{Server, ServerOptions};
 use paceline_rendezvous::token::Token;
+use paceline_testing::Meeting;
 
 use super::faults::{self, Fault};
 use super::*;
@@ -107,6 +108,11 @@ struct Launcher {
     wire: Wire,
     /// Is not in the second generation.
     given_up: Option<usize>,
+    /// Invites the ranks in this step to admit others, of whom none comes.
+    invites: Option<u64>,
+    /// Whether ranks agree on something between a step and an admission.
+    evaluates: bool,
+    all_are_ready: Meeting,
     token: Token,
     server: Server,
     state: Mutex<State>,
@@ -136,6 +142,9 @@ impl Launcher {
         Self {
             wire,
             given_up,
+            invites: None,
+            evaluates: true,
+            all_are_ready: Meeting::new(WORLD),
             token,
             server: server.expect("a free port"),
             state: Mutex::new(State {
@@ -256,6 +265,7 @@ fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
     let fault = plans.iter().find(|plan| plan.rank == id);
     let group = launcher.next(id).expect("the first generation");
     faults::plan(fault.map(|plan| plan.fault));
+    faults::invite(launcher.invites);
     let device = Device::flex().autodiff();
     let options = DdpOptions {
         shards: Some(SHARDS),
@@ -283,7 +293,8 @@ fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
         };
         assert_eq!(ddp.bucket_count() + 1, BUCKETS);
         // A loss before the first step ends the job.
-        ddp.group().barrier()?;
+        launcher.all_are_ready.wait();
+        let evaluates = launcher.evaluates;
         let launcher = launcher.clone();
         ddp.successor = Some(Box::new(move |_| launcher.next(id)));
         for step in 0..STEPS {
@@ -295,12 +306,15 @@ fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
             })?;
             assert_eq!(reduced.sums, [SHARDS as f32], "step {step}");
             net = optimizer.step(0.01, net, reduced.grads);
-            // The shards' sums of an evaluation.
-            let sums = ddp.with_recovery(|ddp| {
-                let own: Vec<u8> = ddp.shards().map(|shard| shard as u8).collect();
-                Ok::<_, DdpError>(ddp.group().all_gather_bytes(&own)?.concat())
-            })?;
-            assert_eq!(sums, (0..SHARDS as u8).collect::<Vec<_>>());
+            if evaluates {
+                let sums = ddp.with_recovery(|ddp| {
+                    let own: Vec<u8> = ddp.shards().map(|shard| shard as u8).collect();
+                    Ok::<_, DdpError>(ddp.group().all_gather_bytes(&own)?.concat())
+                })?;
+                assert_eq!(sums, (0..SHARDS as u8).collect::<Vec<_>>());
+            }
+            faults::in_recovery(Fault::DiesAdmitting { step }, ddp.group());
+            ddp.admit(&net, |_, _| Ok::<_, DdpError>(()))?;
         }
         ddp.sha256(&net)
     };
@@ -314,7 +328,11 @@ fn train(launcher: &Arc<Launcher>, id: usize, plans: &[Plan]) -> Outcome {
 
 /// Trains with these faults. Ranks in `given_up` are not in the second generation, whatever they do.
 fn outcomes(wire: Wire, plans: &[Plan], given_up: Option<usize>) -> Vec<Outcome> {
-    let launcher = Arc::new(Launcher::new(wire, given_up));
+    outcomes_under(Launcher::new(wire, given_up), plans)
+}
+
+fn outcomes_under(launcher: Launcher, plans: &[Plan]) -> Vec<Outcome> {
+    let launcher = Arc::new(launcher);
     paceline_testing::on_threads(0..WORLD, |id| train(&launcher, id, plans))
 }
 
@@ -371,6 +389,42 @@ fn a_rank_that_lacks_the_tail_of_a_step_borrows_it_or_all_repeat_the_step() {
                     assert_eq!(outcomes[rank].shards, expected, "{case}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn an_invitation_is_over_on_all_ranks_once_one_is_lost() {
+    let hash = undisturbed(Wire::Local);
+    let launcher = |wire, given_up, evaluates| Launcher {
+        invites: Some(1),
+        evaluates,
+        ..Launcher::new(wire, given_up)
+    };
+    for (wire, evaluates) in [Wire::Local, Wire::Tcp]
+        .into_iter()
+        .flat_map(|wire| [(wire, true), (wire, false)])
+    {
+        let case = format!("{wire:?}, evaluates: {evaluates}");
+        let outcomes = outcomes_under(launcher(wire, None, evaluates), &[]);
+        assert_survivors(&outcomes, &[], &hash, &case);
+        for (rank, lost) in [(0, 3), (3, 0), (1, 2)] {
+            // The others have the step's result, and with it the invitation; the rank borrows it.
+            let culprit = lost;
+            let fault = Fault::LosesTail { step: 1, culprit };
+            let plans = [Plan { rank, fault }];
+            let outcomes = outcomes_under(launcher(wire, Some(lost), evaluates), &plans);
+            assert_survivors(
+                &outcomes,
+                &[lost],
+                &hash,
+                &format!("{rank} {fault:?}, {case}"),
+            );
+
+            let fault = Fault::DiesAdmitting { step: 1 };
+            let plans = [Plan { rank: lost, fault }];
+            let outcomes = outcomes_under(launcher(wire, None, evaluates), &plans);
+            assert_survivors(&outcomes, &[lost], &hash, &format!("{fault:?}, {case}"));
         }
     }
 }
@@ -473,6 +527,7 @@ fn the_last_rank_goes_on_alone() {
 #[test]
 fn a_step_that_has_to_be_repeated_ends_before_its_next_pass() {
     let groups = ProcessGroup::local(2, &GroupOptions::default()).expect("a local group");
+    let both_are_ready = Meeting::new(2);
     let computed = paceline_testing::on_threads(groups, |group| {
         let device = Device::flex().autodiff();
         let options = DdpOptions {
@@ -481,7 +536,7 @@ fn a_step_that_has_to_be_repeated_ends_before_its_next_pass() {
             ..DdpOptions::default()
         };
         let (mut ddp, net) = Ddp::new(group.clone(), Net::new(&device), options).expect("alike");
-        group.barrier().expect("both are there");
+        both_are_ready.wait();
         let mut computed = 0;
         let stepped = ddp.step(&net, |shard| {
             if group.rank() == 1 {

@@ -118,7 +118,7 @@ enum Event {
     Look(usize, u64, String),
     RanksEnd(usize, u64, bool),
     RankFails(usize, u64, Box<Report>),
-    Joins(usize, RoundId, usize),
+    Joins(usize, (RoundId, u32), usize),
     BeginHere(usize),
     Settled(usize, RoundId),
     Begin(RoundId),
@@ -330,7 +330,7 @@ impl World {
                 }
             }
             Event::Look(node, connection, store) => self.look(node, connection, store),
-            Event::Joins(node, since, slot) => self.joins(node, since, slot),
+            Event::Joins(node, attempt, slot) => self.joins(node, attempt, slot),
             Event::BeginHere(node) => self.begin_here(node),
             Event::Settled(node, round) => self.settled(node, round),
             Event::Begin(round) => self.begin(round),

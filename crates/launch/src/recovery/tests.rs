@@ -127,6 +127,7 @@ fn a_lost_rank_is_replaced_while_restarts_are_left() {
             states,
             admits: &|_| true,
             is_ready: &|rank| ready.contains(&rank),
+            has_room: true,
             now: Duration::ZERO,
             ready_within: Duration::MAX,
         })
@@ -139,10 +140,17 @@ fn a_lost_rank_is_replaced_while_restarts_are_left() {
         states: &states,
         admits: &|_| false,
         is_ready: &|_| false,
+        has_room: true,
         now: Duration::ZERO,
         ready_within: Duration::MAX,
     };
     assert_eq!(roster.due(&refusing), None);
+    let crowded = Seen {
+        admits: &|_| true,
+        has_room: false,
+        ..refusing
+    };
+    assert_eq!(roster.due(&crowded), None);
     assert_eq!(due(&mut roster, &states, &[]), Some(Due::Start(1)));
     states[1] = new;
     assert_eq!(due(&mut roster, &states, &[]), Some(Due::Start(2)));
@@ -199,6 +207,7 @@ fn a_replacement_that_does_not_get_ready_is_killed_once_and_replaced() {
             states,
             admits: &|_| true,
             is_ready: &|_| false,
+            has_room: true,
             now: Duration::from_secs(seconds),
             ready_within: Duration::from_secs(5),
         })
@@ -521,6 +530,7 @@ impl World {
             states: &self.states,
             admits: &|_| true,
             is_ready: &|rank| ranks[rank].is_new && ranks[rank].doing != Doing::Starting,
+            has_room: true,
             now,
             ready_within: READY_WITHIN,
         });

@@ -224,12 +224,7 @@ impl Supervisor<'_> {
     pub(super) fn fill_places(&mut self) -> Option<Instant> {
         let is_running = self.stage == Stage::Running && self.seen.asked.is_none();
         self.seen.places = Places::default();
-        if !self.job.recovers_live()
-            || !is_running
-            || self.given_up.is_some()
-            // A new process needs the memory and the device of the lost one.
-            || self.workers.is_one_leaving()
-        {
+        if !self.job.recovers_live() || !is_running || self.given_up.is_some() {
             return None;
         }
         let ready_within = self.ready_within();
@@ -239,6 +234,7 @@ impl Supervisor<'_> {
                 states: &self.workers.states,
                 admits: &|rank| page.slot(rank).admits(),
                 is_ready: &|rank| page.slot(rank).is_ready_to_join(),
+                has_room: !self.workers.is_one_leaving(),
                 now: self.started.elapsed(),
                 ready_within,
             };

@@ -247,7 +247,7 @@ mod tests {
 
     fn options() -> PairTest {
         PairTest {
-            timeout: Duration::from_millis(200),
+            timeout: Duration::from_secs(2),
             ..PairTest::default()
         }
     }

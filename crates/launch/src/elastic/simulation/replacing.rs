@@ -82,7 +82,8 @@ impl World {
 
     fn start_one(&mut self, node: usize, since: RoundId, slot: usize) {
         let takes = ms(200 + self.dice.below(2000));
-        self.after(takes, Event::Joins(node, since, slot));
+        let attempt = (since, self.nodes[node].joins);
+        self.after(takes, Event::Joins(node, attempt, slot));
     }
 
     /// A node obeys an invitation: its ranks work on.
@@ -144,10 +145,13 @@ impl World {
     }
 
     /// A process that is to join is ready, or has ended.
-    pub(super) fn joins(&mut self, node: usize, since: RoundId, slot: usize) {
+    pub(super) fn joins(&mut self, node: usize, attempt: (RoundId, u32), slot: usize) {
         let dies = self.dice.chance(self.newcomers_die);
+        let joins = self.nodes[node].joins;
         let running = self.nodes[node].ranks.as_mut();
-        let Some(running) = running.filter(|running| running.record.since() == since) else {
+        // Not those of an attempt that was given up.
+        let is_its = |running: &&mut Running| (running.record.since(), joins) == attempt;
+        let Some(running) = running.filter(is_its) else {
             return;
         };
         let seats = &mut running.seats;

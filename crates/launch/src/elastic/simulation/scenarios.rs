@@ -325,6 +325,10 @@ fn the_ranks_that_are_left_wait_in_memory_until_there_are_enough_nodes() {
     let at = |seed: u64| 100 + 120 * seed;
     let rank = |seed| vec![off(2), comes(5000), (at(seed), loses_a_rank(1))];
     check(0, &rank, (&[0, 1, 3], 3, 0));
+    // Before that node is left out, the other one alone could be the smaller side.
+    let killed = |seed| (5000 + 60 * seed, Fault::Kill(1));
+    let two = |seed| vec![off(2), comes(5000), killed(seed), comes(9000)];
+    check(0, &two, (&[0, 3, 4], 3, 0));
 }
 
 #[test]

@@ -63,9 +63,13 @@ fn check(seed: u64, is_outside: bool) {
     for _ in 0..dice.below(6) {
         let at = ms(dice.below(CALM.as_millis() as u64));
         let node = dice.below(nodes as u64) as usize;
-        match dice.below(8) {
+        match dice.below(9) {
             0 if struck.len() + 1 < nodes && struck.insert(node) => {
-                world.fault(at, Fault::Kill(node))
+                world.fault(at, Fault::Kill(node));
+                if dice.chance(50) {
+                    let host = arrivals[node].0;
+                    world.fault(at + ms(dice.below(20_000)), Fault::Arrive { host });
+                }
             }
             1 if struck.len() + 1 < nodes && struck.insert(node) => {
                 world.fault(at, Fault::PowerOff(node))
