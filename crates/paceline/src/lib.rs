@@ -82,7 +82,8 @@ pub mod collectives {
 /// The parts of a model that can be run in several ways with the same bits.
 pub mod nn {
     pub use paceline_nn::{
-        Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt, linear, to_device,
+        Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt, last_linear, linear,
+        to_device,
     };
 }
 

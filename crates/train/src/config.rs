@@ -22,6 +22,7 @@ mod value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use paceline_ddp::ZeroStage;
 use paceline_nn::Recompute;
 use paceline_nn::gpt::GptConfig;
 use paceline_rendezvous::env::{Listed, Timeout};
@@ -139,6 +140,17 @@ impl TrainConfig {
             },
             cuts: self.pp_cuts.as_deref().and_then(check::cuts),
         })
+    }
+
+    /// What is dealt to the ranks; nothing where a strategy has one rank.
+    pub(crate) fn zero_stage(&self) -> Option<ZeroStage> {
+        let stage = match self.zero {
+            Zero::Off => return None,
+            Zero::Optimizer => ZeroStage::Optimizer,
+            Zero::Gradients => ZeroStage::Gradients,
+            Zero::Parameters => ZeroStage::Parameters,
+        };
+        (self.strategy == Strategy::Ddp).then_some(stage)
     }
 
     /// Whether the ranks leave their state when one is lost: each replica of the model's parts has all of theirs.

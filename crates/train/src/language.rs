@@ -306,12 +306,17 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         ModelParallel::even(devices.to_vec(), self.parts()).place(model)
     }
 
-    fn shape(&self) -> Shape {
+    fn shape(&self, precision: Precision) -> Shape {
         Shape {
             layers: self.gpt.layers,
             heads: self.gpt.heads,
             boundary: self.gpt.context * self.gpt.width,
+            boundary_value_bytes: match precision {
+                Precision::F32 => 4,
+                Precision::Bf16 | Precision::F16 => 2,
+            },
             predictions: self.gpt.context,
+            tied: self.gpt.vocabulary * self.gpt.width,
         }
     }
 

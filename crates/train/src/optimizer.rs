@@ -5,9 +5,9 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
 use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
-use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer, ZeroStage};
+use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer};
 
-use crate::config::{TrainConfig, Zero};
+use crate::config::TrainConfig;
 
 pub(crate) enum Optimizer {
     Whole(ModuleOptimizer),
@@ -23,11 +23,8 @@ impl Optimizer {
     ) -> Result<(Self, M), DdpError> {
         let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
         let adamw = adamw.init();
-        let stage = match config.zero {
-            Zero::Off => return Ok((Self::Whole(adamw), model)),
-            Zero::Optimizer => ZeroStage::Optimizer,
-            Zero::Gradients => ZeroStage::Gradients,
-            Zero::Parameters => ZeroStage::Parameters,
+        let Some(stage) = config.zero_stage() else {
+            return Ok((Self::Whole(adamw), model));
         };
         let (sharded, model) = ZeroRedundancyOptimizer::at_stage(ddp, model, adamw, stage)?;
         Ok((Self::Sharded(sharded), model))

@@ -68,6 +68,8 @@ pub struct Rehearsal {
     pub seconds: f64,
     /// Most resident bytes of the process.
     pub peak_bytes: f64,
+    /// Bytes that a rank sends in a step.
+    pub sent_bytes: f64,
 }
 
 impl Rehearsal {
@@ -77,6 +79,7 @@ impl Rehearsal {
         Self {
             seconds: self.seconds.min(other.seconds),
             peak_bytes: self.peak_bytes.max(other.peak_bytes),
+            sent_bytes: self.sent_bytes.max(other.sent_bytes),
         }
     }
 }
@@ -113,7 +116,7 @@ fn measure<T: TrainTask>(
     group: &ProcessGroup,
     dry: Dry,
 ) -> Result<Probe, TrainError> {
-    let shape = T::open(config, None)?.shape();
+    let shape = T::open(config, None)?.shape(config.precision);
     let layers = dry.layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
     let config = &TrainConfig {
         layers: Some(layers).filter(|layers| *layers > 0),
@@ -201,6 +204,7 @@ fn whole_steps<T: TrainTask>(
     Ok(Rehearsal {
         seconds: quietest(&ran).seconds,
         peak_bytes: most(&ran, |one| one.pass_bytes.max(one.end_bytes)).max(to_start),
+        sent_bytes: most(&ran, |one| one.sent_bytes),
     })
 }
 
@@ -225,6 +229,7 @@ struct Step {
     seconds: f64,
     pass_bytes: f64,
     end_bytes: f64,
+    sent_bytes: f64,
 }
 
 impl<'a, T: TrainTask> Steps<'a, T> {
@@ -308,6 +313,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         let mut step = Step::default();
         self.group.barrier()?;
         reset_peak();
+        let sent = self.group.sent_bytes();
         let start = Instant::now();
         let reduced = self.reduce(&net, batch, &mut step)?;
         let reduced_at = Instant::now();
@@ -316,6 +322,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         let end = Instant::now();
         self.net = Some(net);
         step.end_bytes = peak();
+        step.sent_bytes = (self.group.sent_bytes() - sent) as f64;
         for span in &reduced.timeline.spans {
             let seconds = (span.end - span.start).as_secs_f64();
             match span.activity {
@@ -332,9 +339,18 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             step.seconds,
             step.pass_bytes,
             step.end_bytes,
+            step.sent_bytes,
         ];
         self.group.all_reduce(&mut figures, ReduceOp::Max)?;
-        let [forward, backward, optimizer, seconds, pass_bytes, end_bytes] = figures;
+        let [
+            forward,
+            backward,
+            optimizer,
+            seconds,
+            pass_bytes,
+            end_bytes,
+            sent_bytes,
+        ] = figures;
         Ok(Step {
             forward,
             backward,
@@ -342,6 +358,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             seconds,
             pass_bytes,
             end_bytes,
+            sent_bytes,
         })
     }
 

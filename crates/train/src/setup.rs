@@ -11,7 +11,7 @@ use paceline_ddp::sampler::{
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 
-use crate::config::{self, NonFinite, Recovery, Strategy, TrainConfig, Zero};
+use crate::config::{self, NonFinite, Recovery, Strategy, TrainConfig};
 use crate::error::TrainError;
 use crate::run_dir;
 use crate::task::{Part, TrainTask};
@@ -61,7 +61,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOp
         fingerprint_every: config.fingerprint_every,
         settings,
         stop_on_signal: true,
-        deferred_init: config.zero != Zero::Off,
+        deferred_init: config.zero_stage().is_some(),
         recovery: match config.recovery {
             Recovery::Live => paceline_ddp::Recovery::Live,
             Recovery::Restart | Recovery::None => paceline_ddp::Recovery::None,

@@ -110,7 +110,7 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
     fn place(&self, model: Self::Model, devices: &[Device]) -> Self::Model;
 
     /// What a plan needs to know of a model that is a list of equal layers.
-    fn shape(&self) -> Shape {
+    fn shape(&self, _: Precision) -> Shape {
         Shape::default()
     }
 

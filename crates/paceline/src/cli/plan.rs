@@ -64,8 +64,8 @@ Examples:
     paceline plan --task lm --check 1,2,4";
 
 const HEADING: &str = "Machines";
-/// Settings that a plan does not depend on.
-const NOT_HERE: [&str; 10] = [
+/// Settings that a plan finds itself, or does not depend on.
+const NOT_HERE: [&str; 14] = [
     "strategy",
     "devices",
     "zero",
@@ -73,6 +73,10 @@ const NOT_HERE: [&str; 10] = [
     "tp",
     "pp",
     "sequence_parallel",
+    "schedule",
+    "pp_chunks",
+    "pp_cuts",
+    "recompute",
     "run_dir",
     "checkpoint_dir",
     "resume",

@@ -3,6 +3,7 @@
 mod check;
 mod measure;
 
+use std::env;
 use std::io::Write;
 
 use paceline_cli::exit::{Exit, Failure, note, warn};
@@ -12,7 +13,9 @@ use paceline_ddp::device::DeviceKind;
 use paceline_gpu::host::Host;
 use paceline_gpu::memory;
 use paceline_gpu::words::count;
-use paceline_train::config::{Given, JobShape, Resolved, Source, Surroundings, TrainConfig};
+use paceline_train::config::{
+    Fallback, Given, JobShape, Resolved, Source, Surroundings, TrainConfig, option,
+};
 use paceline_train::plan::{Cluster, Cost, Layout, Link, Plan, Workload};
 
 use self::measure::Measured;
@@ -32,7 +35,7 @@ const UNMEASURED: Link = Link {
 pub(crate) fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
     let text = match args.check.is_empty() {
         true => {
-            let resolved = resolve(&args.train, &Flags::new())?;
+            let resolved = resolve(&args.train, &plain())?;
             check_scope(args, &resolved)?;
             let planned = planned(args, &resolved)?;
             match args.json {
@@ -128,7 +131,7 @@ fn planned(args: &PlanArgs, resolved: &Resolved) -> Result<Plan, Failure> {
         ..Surroundings::of_process()
     };
     let command = |layout: &Layout, cost: &Cost| {
-        let flags = flags(layout, cost, config);
+        let flags = flags(layout, cost);
         let resolved = given(&args.train, &flags)
             .ok()?
             .resolve(None, &surroundings);
@@ -141,25 +144,39 @@ fn planned(args: &PlanArgs, resolved: &Resolved) -> Result<Plan, Failure> {
 
 type Flags = Vec<(&'static str, String)>;
 
-/// The settings of `paceline train` for a layout, where `config` has others.
-fn flags(layout: &Layout, cost: &Cost, config: &TrainConfig) -> Flags {
-    let mut flags = vec![
-        ("shards", cost.shards.to_string()),
-        ("zero", layout.zero.to_string()),
+/// The settings of a layout without anything, whatever a file or the environment has.
+fn plain() -> Flags {
+    let flags = [
+        ("strategy", "ddp"),
+        ("dp", "auto"),
+        ("tp", "none"),
+        ("sequence_parallel", "off"),
+        ("pp", "none"),
+        ("zero", "0"),
+        ("recompute", "none"),
     ];
-    // Stage 3 of ZeRO recomputes blocks by itself.
-    if layout.recompute && (layout.zero < 3 || config.recompute.is_some()) {
-        flags.push(("recompute", "blocks".into()));
-    } else if config.recompute.is_some() {
-        flags.push(("recompute", "none".into()));
+    flags.map(|(key, value)| (key, value.to_owned())).into()
+}
+
+/// The settings of `paceline train` for a layout.
+fn flags(layout: &Layout, cost: &Cost) -> Flags {
+    let mut flags = plain();
+    let mut set = |key, value| {
+        flags.retain(|(plain, _)| *plain != key);
+        flags.push((key, value));
+    };
+    set("shards", cost.shards.to_string());
+    set("zero", layout.zero.to_string());
+    if layout.recompute {
+        set("recompute", "blocks".into());
     }
     if layout.tp > 1 {
-        flags.push(("tp", layout.tp.to_string()));
+        set("tp", layout.tp.to_string());
     }
     if layout.pp > 1 {
         let cuts: Vec<_> = cost.cuts.iter().map(ToString::to_string).collect();
+        set("pp", layout.pp.to_string());
         flags.extend([
-            ("pp", layout.pp.to_string()),
             ("schedule", layout.schedule.to_string()),
             ("accumulate", cost.accumulate.to_string()),
             ("pp_chunks", layout.chunks().to_string()),
@@ -178,17 +195,24 @@ fn command_line(args: &PlanArgs, config: &TrainConfig, flags: &Flags) -> String 
     let given =
         given.filter(|(key, _)| key != "nproc_per_node" && flags.iter().all(|(own, _)| own != key));
     let given = given.map(|(key, value)| (key.as_str(), value.as_str()));
-    // What a layout does not have is not in the file of settings either, if that is left out.
-    let is_default = |flag: &&(&str, String)| {
-        args.train.config.is_some() || !matches!(flag.1.as_str(), "0" | "none")
+    // A default need not be said, unless a file or the environment may have another value.
+    let is_said = |(key, value): &&(&'static str, String)| {
+        let row = option(key).expect("a setting of the table");
+        let is_default = match row.fallback {
+            Fallback::Value(text) => text == value,
+            Fallback::Unset(_) => value == "none",
+            Fallback::Derived(_) => false,
+        };
+        let is_elsewhere = args.train.config.is_some() || env::var_os(row.variable()).is_some();
+        is_elsewhere || !is_default
     };
-    let flags = flags.iter().filter(is_default);
+    let flags = flags.iter().filter(is_said);
     let settings = given.chain(flags.map(|(key, value)| (*key, value.as_str())));
     let ranks = config.nproc_per_node;
     let mut line = match args.nodes {
         1 => format!("paceline train --nproc-per-node {ranks}"),
         nodes => format!(
-            "paceline run --nnodes {nodes} --nproc-per-node {ranks} --rdzv-endpoint NODE paceline train"
+            "paceline run --nnodes {nodes} --nproc-per-node {ranks} --rdzv-backend c10d --rdzv-endpoint NODE paceline train"
         ),
     };
     if let Some(path) = &args.train.config {

@@ -1,11 +1,13 @@
 //! Warnings of settings that work, but not as they read: a pipeline that stays empty, a schedule without its gain, blocks that are
 //! computed again although the settings say otherwise.
 
+use paceline_ddp::ZeroStage;
 use paceline_nn::Recompute;
 use paceline_split::pipeline::{PipelineOptions, simulate, unit_cost, whole_cost};
 
+use super::TrainConfig;
 use super::settings::Settings;
-use super::{TrainConfig, Zero};
+use super::value::Source;
 use crate::plan::MICRO_BATCHES_PER_STAGE;
 use crate::report::plural;
 
@@ -13,6 +15,7 @@ use crate::report::plural;
 pub(super) fn advice(settings: &Settings) -> Vec<String> {
     let config = TrainConfig::from_settings(settings);
     let found = [
+        nothing_to_deal(settings, &config),
         recomputes_anyway(settings, &config),
         early_gradients(settings, &config),
         empty_pipeline(settings, &config),
@@ -20,11 +23,24 @@ pub(super) fn advice(settings: &Settings) -> Vec<String> {
     found.into_iter().flatten().collect()
 }
 
+/// ZeRO deals state to replicas, and stage 3 has a price for one too. A resumed run may have had more of them.
+fn nothing_to_deal(settings: &Settings, config: &TrainConfig) -> Option<String> {
+    let zero = settings.need("zero");
+    let is_asked = !matches!(zero.source, Source::Run(_));
+    let is_in_vain = config.zero_stage() == Some(ZeroStage::Parameters) && config.dp == 1;
+    (is_in_vain && is_asked).then(|| {
+        format!(
+            "`zero` is {}, but there is one replica: it keeps all of its state, and computes every block again",
+            zero.cite()
+        )
+    })
+}
+
 /// Stage 3 of ZeRO gathers a block's weights again for its backward pass, and runs the block again with them.
 fn recomputes_anyway(settings: &Settings, config: &TrainConfig) -> Option<String> {
-    config.recompute.as_ref()?;
+    let is_said = settings.need("recompute").source != Source::Default;
     let is_all = config.recompute() == Recompute::Blocks;
-    (config.zero == Zero::Parameters && !is_all).then(|| {
+    (config.zero_stage() == Some(ZeroStage::Parameters) && is_said && !is_all).then(|| {
         format!(
             "`recompute` is {}, but `zero` {} computes every block again: it keeps no block's weights for the backward pass",
             settings.need("recompute").cite(),
@@ -37,7 +53,7 @@ fn recomputes_anyway(settings: &Settings, config: &TrainConfig) -> Option<String
 fn whole_passes(config: &TrainConfig) -> Option<&'static str> {
     let others = [
         ("tp", config.tp.is_some()),
-        ("zero", config.zero == Zero::Parameters),
+        ("zero", config.zero_stage() == Some(ZeroStage::Parameters)),
     ];
     let other = others.into_iter().find(|(_, is_set)| *is_set);
     other.map(|(key, _)| key)

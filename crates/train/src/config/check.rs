@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{NonFinite, TrainConfig, Zero};
+use super::{NonFinite, TrainConfig};
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -187,7 +187,7 @@ fn check_stragglers(settings: &Settings, ranks: u64) -> Result<(), ConfigError> 
 fn check_snapshots(settings: &Settings) -> Result<(), ConfigError> {
     let config = TrainConfig::from_settings(settings);
     let others = [
-        ("zero", config.zero != Zero::Off),
+        ("zero", config.zero_stage().is_some()),
         ("tp", config.tp.is_some()),
         ("pp", config.pp.is_some_and(|stages| stages > 1)),
         ("comm_hook", config.comm_hook != CommHook::None),
@@ -222,7 +222,7 @@ fn check_hook(settings: &Settings) -> Result<(), ConfigError> {
     let config = TrainConfig::from_settings(settings);
     let hook = config.comm_hook;
     let needs_scaler = config.precision == Precision::F16;
-    let zero = (hook.refuses_sharded_optimizer()).filter(|_| config.zero != Zero::Off);
+    let zero = (hook.refuses_sharded_optimizer()).filter(|_| config.zero_stage().is_some());
     let scaler = hook.refuses_scaler().filter(|_| needs_scaler);
     let parts = hook.refuses_parts().filter(|_| config.tp.is_some());
     let others = [
@@ -377,9 +377,9 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
     // The embedding and the head are blocks too.
     let fits = fits.and_then(|()| pipeline.stages(config.gpt(0).layers + 2).map(drop));
     fits.map_err(|error| {
-        let hint = error
-            .hint()
-            .unwrap_or("see --pp, --pp-chunks and --pp-cuts".into());
+        let hint = error.hint().unwrap_or(
+            "choose --pp-cuts for this number of stages, or --pp-cuts none for even ones".into(),
+        );
         ConfigError::new(error.to_string(), hint)
     })
 }

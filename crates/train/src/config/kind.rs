@@ -146,7 +146,7 @@ impl Kind {
         match self {
             Self::Word(words) => format!("one of {}", words.join(", ")),
             Self::Text => "a text".to_owned(),
-            Self::Recompute => "none, blocks, burn or a whole number from 1".to_owned(),
+            Self::Recompute => "blocks, burn or a whole number from 1".to_owned(),
             Self::CommHook => CommHook::EXPECTED.to_owned(),
             Self::Path => "a path".to_owned(),
             Self::PathOrSwitch => "true, false, auto or a path".to_owned(),

@@ -274,7 +274,7 @@ settings! {
     dropout: Option<f64> = row(MODEL, Kind::Optional(&Kind::Number { min: 0.0, max: 0.99 }),
         "Share of values that dropout sets to zero")
         .unset("from --model").fixed(OPTIMIZER).needs(Need::LanguageModel);
-    recompute: Option<String> = row(MODEL, Kind::Recompute,
+    recompute: Option<String> = row(MODEL, Kind::Optional(&Kind::Recompute),
         "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
          N-th, or burn for Burn's own strategy")
         .unset(NONE).needs(Need::LanguageModel);
@@ -313,7 +313,7 @@ settings! {
     comm_hook: CommHook = row(RANKS, Kind::CommHook,
         "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START]]; or only \
          weights, after every PERIOD steps: localsgd:PERIOD[:START], diloco:PERIOD[:START:LR:MOMENTUM]")
-        .or(NONE).fixed(BITS).needs(Need::Group);
+        .or(NONE).fixed(BITS);
     zero: Zero = row(RANKS, Kind::Word(&["0", "1", "2", "3"]),
         "Stage of ZeRO: 1 deals the optimizer's state to the ranks, 2 the gradients too, 3 the weights of blocks too; \
          the bits stay the same")
@@ -340,7 +340,7 @@ settings! {
     pp_chunks: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Stages of each rank of a pipeline with --schedule interleaved")
         .or("2").needs(Need::Stages);
-    pp_cuts: Option<String> = row(RANKS, Kind::Text,
+    pp_cuts: Option<String> = row(RANKS, Kind::Optional(&Kind::Text),
         "First block of each stage but the first, such as 2,4, where block 0 is the embedding and the last one the head; or cost for \
          stages that take the same time, as measured before the first step")
         .unset("even stages").needs(Need::Stages);

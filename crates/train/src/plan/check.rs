@@ -26,6 +26,10 @@ pub struct Checked {
     pub predicted_bytes: f64,
     /// Those of the largest rank.
     pub bytes: f64,
+    /// Bytes that a rank sends in a step, as predicted.
+    pub predicted_sent: f64,
+    /// Those of the rank that sends most.
+    pub sent: f64,
 }
 
 impl Check {
@@ -41,6 +45,9 @@ impl Check {
             "peak predicted",
             "measured",
             "error",
+            "sent predicted",
+            "measured",
+            "error",
         ];
         let mut table = vec![names.map(str::to_owned)];
         for row in &self.rows {
@@ -53,6 +60,9 @@ impl Check {
                 bytes_text(row.predicted_bytes),
                 bytes_text(row.bytes),
                 percent(error(row.predicted_bytes, row.bytes)),
+                bytes_text(row.predicted_sent),
+                bytes_text(row.sent),
+                percent(sent_error(row)),
             ]);
         }
         let largest = |of: fn(&Checked) -> f64| {
@@ -63,11 +73,13 @@ impl Check {
         };
         let time = largest(|row| error(row.predicted_seconds, row.seconds));
         let memory = largest(|row| error(row.predicted_bytes, row.bytes));
+        let sent = largest(sent_error);
         format!(
-            "{}\nLargest error: {:.0} % of the time, {:.0} % of the memory.\n",
+            "{}\nLargest error: {:.0} % of the time, {:.0} % of the memory, {:.0} % of the bytes sent.\n",
             aligned(&table),
             time * 100.0,
-            memory * 100.0
+            memory * 100.0,
+            sent * 100.0
         )
     }
 }
@@ -75,6 +87,14 @@ impl Check {
 /// By how much the prediction is too large, as a share of what was measured.
 fn error(predicted: f64, measured: f64) -> f64 {
     predicted / measured.max(f64::MIN_POSITIVE) - 1.0
+}
+
+/// A rank alone sends nothing.
+fn sent_error(row: &Checked) -> f64 {
+    match row.sent > 0.0 {
+        true => error(row.predicted_sent, row.sent),
+        false => row.predicted_sent,
+    }
 }
 
 fn percent(share: f64) -> String {
@@ -94,6 +114,8 @@ mod tests {
             seconds: 1.0,
             predicted_bytes: 90e6,
             bytes: 100e6,
+            predicted_sent: 7e6,
+            sent: 7e6,
         };
         let text = Check { rows: vec![row] }.text();
         let cells: Vec<_> = text
@@ -102,10 +124,12 @@ mod tests {
             .expect("a row")
             .split_whitespace()
             .collect();
-        let expect = "dp 2 2 1.10 s 1.00 s +10 % 90.0 MB 100 MB -10 %";
+        let expect = "dp 2 2 1.10 s 1.00 s +10 % 90.0 MB 100 MB -10 % 7.00 MB 7.00 MB +0 %";
         assert_eq!(cells.join(" "), expect);
         assert!(
-            text.ends_with("Largest error: 10 % of the time, 10 % of the memory.\n"),
+            text.ends_with(
+                "Largest error: 10 % of the time, 10 % of the memory, 0 % of the bytes sent.\n"
+            ),
             "{text}"
         );
     }

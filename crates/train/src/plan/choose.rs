@@ -36,7 +36,7 @@ pub struct Row {
     /// Its cost.
     #[serde(flatten)]
     pub cost: Cost,
-    /// Whether it fits into the memory of a rank.
+    /// Whether a training in it fits into the memory of a rank.
     pub fits: bool,
     /// What starts it; `None` if `paceline train` does not offer it.
     pub command: Option<String>,
@@ -60,11 +60,11 @@ impl Plan {
         let layouts = layouts(&model, &cluster).into_iter();
         let rows = layouts.filter_map(|layout| {
             let cost = layout.cost(&model, &cluster, &work).ok()?;
-            let own = cost.memory.own();
+            let needed = cost.memory.with_saves();
             Some(Row {
                 layout: layout.to_string(),
                 parts: layout,
-                fits: cluster.memory.is_none_or(|memory| own <= memory),
+                fits: cluster.memory.is_none_or(|memory| needed <= memory),
                 command: command(&layout, &cost),
                 cost,
             })
@@ -134,8 +134,12 @@ fn choose(rows: &[Row]) -> Option<usize> {
 
 fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String> {
     let running = rows.iter().filter(|row| row.runs());
-    let Some(smallest) = running.min_by(|a, b| a.cost.memory.own().total_cmp(&b.cost.memory.own()))
-    else {
+    let Some(smallest) = running.min_by(|a, b| {
+        a.cost
+            .memory
+            .with_saves()
+            .total_cmp(&b.cost.memory.with_saves())
+    }) else {
         let why = match rows.is_empty() {
             true => "No layout is possible: the global batch has fewer samples than replicas.",
             false => "No layout is possible that `paceline train` offers.",
@@ -147,7 +151,7 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
         return vec![format!(
             "Nothing fits into {memory} for each rank: the smallest layout, {}, needs {}. Use more ranks, or a smaller batch.",
             smallest.layout,
-            bytes_text(smallest.cost.memory.own())
+            bytes_text(smallest.cost.memory.with_saves())
         )];
     };
     let taken = &rows[at];
@@ -170,7 +174,7 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
             "{}: {} needs {} and does not fit; this is the fastest that does.",
             taken.layout,
             plain.layout,
-            bytes_text(plain.cost.memory.own())
+            bytes_text(plain.cost.memory.with_saves())
         ));
     }
     let kinds = |row: &Row| {
@@ -188,9 +192,10 @@ fn reasons(rows: &[Row], choice: Option<usize>, cluster: &Cluster) -> Vec<String
     let most = kinds(taken).into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
     if let Some((name, bytes)) = most {
         reasons.push(format!(
-            "A rank needs {}, of which {name} are {}.",
+            "A rank needs {} in a step, of which {name} are {}, and {} to save too.",
             bytes_text(taken.cost.memory.own()),
-            bytes_text(bytes)
+            bytes_text(bytes),
+            bytes_text(taken.cost.memory.with_saves())
         ));
     }
     let seconds = taken.cost.seconds;

@@ -30,7 +30,7 @@ pub struct Seconds {
 pub struct Cost {
     /// Memory of a rank.
     pub memory: Memory,
-    /// Bytes that a rank sends in a step.
+    /// Bytes that the rank which sends most sends in a step.
     pub wire: f64,
     /// Time of a step.
     pub seconds: Seconds,
@@ -85,15 +85,21 @@ impl Layout {
         let compute = slowest(|part| part.forward + part.backward) * samples;
         let piped = self.piped(cluster, &stages, &passes, model)?;
 
-        let gradients = slowest(|part| part.parameters) * VALUE_BYTES;
-        let (over_replicas, dp_bytes) =
-            self.over_replicas(cluster, work, gradients, passes.count());
-        let (over_stages, pp_bytes) = self.over_stages(cluster, model, &ranks, &passes);
-        let layers = ranks.iter().map(|stage| stage.layers).fold(0.0, f64::max);
-        let size = [self.tp as f64, layers, passes.samples];
         let link = cluster.link(self.tp);
-        let of_pass = model.shape.between_parts(link, size, self.recompute);
-        let [over_parts, tp_bytes] = of_pass.map(|figure| figure * passes.count());
+        let of_ranks = ranks.iter().enumerate().map(|(rank, stage)| {
+            let blocks = way.layer.parameters * stage.layers;
+            let bytes = [stage.part.parameters - blocks, blocks].map(|values| values * VALUE_BYTES);
+            let (over_replicas, sent) = self.over_replicas(cluster, work, bytes, passes.count());
+            let size = [self.tp as f64, stage.layers, passes.samples];
+            let has_ends = [rank == 0, stage.has_head];
+            let of_pass = (model.shape).between_parts(link, size, self.recompute, has_ends);
+            let [over_parts, to_parts] = of_pass.map(|figure| figure * passes.count());
+            let between_stages = self.between_stages(model, rank, &stages, &passes);
+            [over_replicas, over_parts, sent + to_parts + between_stages]
+        });
+        let most = |all: [f64; 3], rank: [f64; 3]| std::array::from_fn(|at| all[at].max(rank[at]));
+        let [over_replicas, over_parts, wire] = of_ranks.fold([0.0; 3], most);
+        let over_stages = self.over_stages(cluster, model, &stages, &passes);
         // Gradients travel while the backward pass runs, unless both need the same cores.
         let hidden = match cluster.shares_cores {
             true => 0.0,
@@ -102,7 +108,7 @@ impl Layout {
         let communication = over_replicas - hidden + over_parts + over_stages;
         Ok(Cost {
             memory: memory.ok_or("there are no stages")?,
-            wire: dp_bytes + tp_bytes + pp_bytes,
+            wire,
             seconds: Seconds {
                 compute,
                 bubble: (piped - compute).max(0.0),
@@ -182,12 +188,13 @@ impl Layout {
         ranks.clamp(1, self.dp) as f64
     }
 
-    /// Seconds and bytes sent of the gradients of one step, and of the weights that ZeRO gathers. `bytes` are those of either in f32.
+    /// Seconds and bytes sent of the gradients of one step, and of the weights that ZeRO gathers. The bytes of either in f32 are those
+    /// outside of blocks and in them.
     fn over_replicas(
         &self,
         cluster: &Cluster,
         work: &Workload,
-        bytes: f64,
+        [outside, blocks]: [f64; 2],
         passes: f64,
     ) -> (f64, f64) {
         let replicas = self.dp as f64;
@@ -201,40 +208,63 @@ impl Layout {
         };
         let sent = |bytes: f64| 2.0 * (replicas - 1.0) / replicas * bytes;
         // In all-reduces: half of one scatters the gradients, and each gather of the weights is half of one.
-        let (of_gradients, of_weights) = match self.zero {
-            0 => (1.0, 0.0),
-            1 | 2 => (0.5, 0.5),
-            _ => (0.5, passes),
+        let (of_gradients, of_outside, of_blocks) = match self.zero {
+            0 => (1.0, 0.0, 0.0),
+            1 | 2 => (0.5, 0.5, 0.5),
+            _ => (0.5, 0.5, passes),
         };
         let gradients = match work.halves_gradients {
-            true => bytes / 2.0,
-            false => bytes,
+            true => (outside + blocks) / 2.0,
+            false => outside + blocks,
         };
-        let both =
-            |cost: &dyn Fn(f64) -> f64| of_gradients * cost(gradients) + of_weights * cost(bytes);
-        (both(&all_reduce), both(&sent))
+        let all = |cost: &dyn Fn(f64) -> f64| {
+            of_gradients * cost(gradients) + of_outside * cost(outside) + of_blocks * cost(blocks)
+        };
+        (all(&all_reduce), all(&sent))
     }
 
-    /// Seconds that a pipeline waits for a tied matrix, and bytes that a rank between two stages sends.
+    /// Seconds that a pipeline waits for a tied matrix: its value leaves the first stage once in a step, and its gradient comes back in
+    /// every pass.
     fn over_stages(
         &self,
         cluster: &Cluster,
         model: &ModelCosts,
-        ranks: &[Stage],
+        stages: &[Stage],
         passes: &Passes,
-    ) -> (f64, f64) {
+    ) -> f64 {
         if self.pp == 1 {
-            return (0.0, 0.0);
+            return 0.0;
         }
-        // Its value comes once in a step, and its gradient goes back in every pass.
-        let tied = ranks.iter().map(|stage| stage.tied).fold(0.0, f64::max) * VALUE_BYTES;
-        let times = passes.count() + 1.0;
         let link = cluster.link(self.tp * self.pp);
-        let boundary = model.shape.boundary_bytes() * passes.samples;
-        let chunks = passes.size.chunks as f64;
-        (
-            times * link.message(tied),
-            2.0 * boundary * passes.count() * chunks + tied * times,
-        )
+        (passes.count() + 1.0) * link.message(tied_bytes(model, stages))
     }
+
+    /// Bytes that a rank sends to other stages in a step.
+    fn between_stages(
+        &self,
+        model: &ModelCosts,
+        rank: usize,
+        stages: &[Stage],
+        passes: &Passes,
+    ) -> f64 {
+        let boundary = model.shape.boundary_bytes() * passes.samples;
+        let sent = |at: usize| {
+            // Outputs to the next stage, gradients to the one before.
+            let neighbours = usize::from(at > 0) + usize::from(at + 1 < stages.len());
+            let own = &stages[at..=at];
+            let of_pass = boundary * neighbours as f64 + tied_bytes(model, own);
+            let values = match at {
+                0 => tied_bytes(model, stages),
+                _ => 0.0,
+            };
+            of_pass * passes.count() + values
+        };
+        passes.size.stages_of(rank).map(sent).sum()
+    }
+}
+
+/// Bytes of what these stages read of others' parameters, on their way.
+fn tied_bytes(model: &ModelCosts, stages: &[Stage]) -> f64 {
+    let values: f64 = stages.iter().map(|stage| stage.tied).sum();
+    values * model.shape.boundary_value_bytes as f64
 }

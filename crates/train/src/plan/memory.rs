@@ -30,10 +30,16 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory that this rank takes from the machine.
+    /// Memory that this rank takes from the machine in a step.
     #[must_use]
     pub fn own(&self) -> f64 {
         self.peak - self.mapped
+    }
+
+    /// Memory that a training takes, whose saves copy a rank's weights and optimizer state. An evaluation is not counted.
+    #[must_use]
+    pub fn with_saves(&self) -> f64 {
+        self.own() + self.weights + self.optimizer
     }
 }
 

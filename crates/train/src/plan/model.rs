@@ -8,8 +8,8 @@ use super::{Link, MOMENTS, VALUE_BYTES};
 
 /// All-reduces of a layer that is cut into parts: two in the forward pass and two in the backward pass.
 const REDUCTIONS_OF_LAYER: f64 = 4.0;
-/// Those of the embedding and the scores.
-const REDUCTIONS_OUTSIDE: f64 = 2.0;
+/// Those of the embedding, in the forward pass, and of the scores, in the backward pass.
+const REDUCTIONS_OUTSIDE: [f64; 2] = [1.0, 1.0];
 /// What the ranks that share the scores of a prediction send for its loss: a maximum, a sum and the score of the right token.
 const LOSS_BYTES: f64 = 12.0;
 
@@ -141,30 +141,38 @@ pub struct Shape {
     pub heads: usize,
     /// Values of a sample between two layers.
     pub boundary: usize,
+    /// Bytes of one of them on its way from stage to stage, and of a tied value; parts add up in f32.
+    pub boundary_value_bytes: usize,
     /// Predictions of a sample.
     pub predictions: usize,
+    /// Trained values that both ends of the model read.
+    pub tied: usize,
 }
 
 impl Shape {
     /// Bytes of a sample between two layers.
     pub(super) fn boundary_bytes(&self) -> f64 {
-        self.boundary as f64 * VALUE_BYTES
+        (self.boundary * self.boundary_value_bytes) as f64
     }
 
     /// Seconds that the ranks of `tp` wait for each other in a pass of `samples` samples through `layers` layers, and bytes that
-    /// each of them sends.
+    /// each of them sends. `has_ends` says whether embedding and scores are among them.
     pub(super) fn between_parts(
         &self,
         link: Link,
         [tp, layers, samples]: [f64; 3],
         recompute: bool,
+        has_ends: [bool; 2],
     ) -> [f64; 2] {
         // Recomputed blocks send their forward half again.
         let again = if recompute { 1.5 } else { 1.0 };
-        let times = REDUCTIONS_OF_LAYER * layers * again + REDUCTIONS_OUTSIDE;
-        let bytes = self.boundary_bytes() * samples;
-        let loss = LOSS_BYTES * self.predictions as f64 * samples;
-        let seconds = times * link.all_reduce(tp, bytes) + link.all_reduce(tp, loss);
+        let [embedding, scores] = has_ends.map(f64::from);
+        let [of_embedding, of_scores] = REDUCTIONS_OUTSIDE;
+        let times =
+            REDUCTIONS_OF_LAYER * layers * again + of_embedding * embedding + of_scores * scores;
+        let bytes = self.boundary as f64 * VALUE_BYTES * samples;
+        let loss = LOSS_BYTES * self.predictions as f64 * samples * scores;
+        let seconds = times * link.all_reduce(tp, bytes) + scores * link.all_reduce(tp, loss);
         [seconds, 2.0 * (tp - 1.0) / tp * (times * bytes + loss)]
     }
 }
@@ -194,7 +202,7 @@ impl ModelCosts {
                 // What the ranks wait for each other is planned for other links too.
                 measured.iter_mut().for_each(|depth| {
                     let size = [tp, depth.layers, depth.samples].map(|count| count as f64);
-                    let [seconds, _] = shape.between_parts(link, size, recompute);
+                    let [seconds, _] = shape.between_parts(link, size, recompute, [true; 2]);
                     let computed = (depth.forward + depth.backward - seconds).max(0.0);
                     let share = computed / (depth.forward + depth.backward);
                     depth.forward *= share;

@@ -103,7 +103,7 @@ pub(super) fn stages(
             .iter()
             .for_each(|block| stage.add(block));
         match (layout.pp > 1, stage.has_head) {
-            (true, true) => stage.tied = way.outer.parameters,
+            (true, true) => stage.tied = (model.shape.tied / way.tp) as f64,
             // The output is held until its gradient arrives.
             (true, false) => stage.part.kept += model.shape.boundary_bytes(),
             (false, _) => {}

@@ -7,7 +7,7 @@ use paceline_train::plan::{Check, Checked, Cluster, Layout, Plan};
 use paceline_train::probe::Rehearsal;
 
 use super::measure::{Measured, measure};
-use super::{check_scope, cluster, flags, resolve, work};
+use super::{check_scope, cluster, flags, plain, resolve, work};
 use crate::cli::PlanArgs;
 
 /// Rounds of a check. Measurements for the predictions take turns with the layouts, and of all rounds the quietest counts.
@@ -17,7 +17,9 @@ const ROUNDS: usize = 3;
 pub(super) fn check(args: &PlanArgs) -> Result<Check, Failure> {
     let mut rows = Vec::new();
     for ranks in &args.check {
-        let resolved = resolve(&args.train, &vec![("nproc_per_node", ranks.to_string())])?;
+        let mut flags = plain();
+        flags.push(("nproc_per_node", ranks.to_string()));
+        let resolved = resolve(&args.train, &flags)?;
         check_scope(args, &resolved)?;
         rows.extend(check_with(args, &resolved, *ranks)?);
     }
@@ -39,7 +41,7 @@ fn check_with(args: &PlanArgs, resolved: &Resolved, ranks: usize) -> Result<Vec<
             });
             let rows = plan.rows.iter().filter(|row| row.command.is_some());
             for row in rows {
-                let mut flags = flags(&row.parts, &row.cost, resolved.config());
+                let mut flags = flags(&row.parts, &row.cost);
                 flags.push(("nproc_per_node", ranks.to_string()));
                 // A layout that the trainer refuses is not run.
                 if let Ok(resolved) = resolve(&args.train, &flags) {
@@ -65,6 +67,8 @@ fn check_with(args: &PlanArgs, resolved: &Resolved, ranks: usize) -> Result<Vec<
             seconds: run.seconds,
             predicted_bytes: predicted.memory.peak,
             bytes: run.peak_bytes,
+            predicted_sent: predicted.wire,
+            sent: run.sent_bytes,
         })
     });
     Ok(checked.collect())

@@ -111,7 +111,7 @@ fn a_pipeline_must_fit_the_ranks_the_blocks_and_the_micro_batches() {
     refuse(
         &[("pp", "4"), ("pp_cuts", "1,2")],
         "pipeline: cuts [1, 2] of 6 blocks: expected 3 ascending numbers from 1 to 5\n\
-         hint: see --pp, --pp-chunks and --pp-cuts",
+         hint: choose --pp-cuts for this number of stages, or --pp-cuts none for even ones",
     );
     refuse(
         &[("pp", "2"), ("pp_cuts", "two")],
@@ -397,6 +397,10 @@ fn settings_without_effect_give_a_warning() {
             "`devices` is 3 (flag --devices) and has no effect: only the strategies dp and model have several devices in a rank",
         ],
     );
+    check(
+        &[("strategy", "dp"), ("zero", "3")],
+        &["`zero` is 3 (flag --zero) and has no effect: strategies dp and model have one rank"],
+    );
     check(&[("strategy", "dp"), ("devices", "3")], &[]);
     check(&[("strategy", "model"), ("devices", "3")], &[]);
 }
@@ -416,6 +420,13 @@ fn layouts_that_work_but_not_as_they_read_give_a_warning() {
         ],
     );
     check(&[pp, ("accumulate", "4")], &[]);
+    check(&[pp, ("accumulate", "4"), ("pp_cuts", "none")], &[]);
+    check(
+        &[pp, ("accumulate", "4"), ("zero", "3")],
+        &[
+            "`zero` is 3 (flag --zero), but there is one replica: it keeps all of its state, and computes every block again",
+        ],
+    );
     let batch = [pp, ("accumulate", "2"), ("global_batch", "64")];
     check(
         &[&batch[..], &[("schedule", "zb-h1")]].concat(),
