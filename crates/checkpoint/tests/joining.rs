@@ -13,11 +13,12 @@ use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, Checkpoints, ledger};
 use paceline_collective::{GroupOptions, ProcessGroup, Transport};
 use paceline_ddp::sampler::BatchOptions;
-use paceline_ddp::{Ddp, DdpError, DdpOptions, Recovery};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Give, Recovery};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::JobPage;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
+use paceline_testing::wait_until;
 use support::Net;
 use tempfile::tempdir;
 
@@ -297,7 +298,7 @@ fn a_replacement_with_other_settings_is_refused_and_the_others_go_on() {
                     shard.backward(loss, 2.0)
                 };
                 ddp.step::<_, DdpError>(net, run).expect("a step");
-                let give = |_: &Ddp| Ok::<_, DdpError>(b"state".to_vec());
+                let give = |_: &Ddp, give: &mut Give<'_>| give(b"state");
                 ddp.admit(net, give).expect("admitted");
             };
             step(&mut ddp, &net);
@@ -326,9 +327,9 @@ fn a_replacement_with_other_settings_is_refused_and_the_others_go_on() {
         page.publish_generation(&[0]);
         page.clear_slot(1);
         let replaces = scope.spawn(|| new(1, 1, 2).err().expect("another seed").to_string());
-        while !page.slot(1).is_ready_to_join() {
-            std::thread::yield_now();
-        }
+        wait_until("the replacement is ready", || {
+            page.slot(1).is_ready_to_join()
+        });
         page.invite_generation(&[0, 1]);
         let why = replaces.join().expect("no panic");
         assert_eq!(

@@ -1,6 +1,6 @@
 //! `paceline chaos` on jobs of shells, which report nothing but their processes.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -23,14 +23,17 @@ fn command(folder: &Path, options: &[&str], program: &str) -> Command {
     command
 }
 
-/// How it ended, and what it says.
+/// How it ended, and what it says. Its notes are in the file `notes`, where the program can read them.
 fn chaos(options: &[&str], program: &str) -> (Option<i32>, Value) {
     let folder = tempfile::tempdir().expect("a folder");
+    let notes = folder.path().join("notes");
     let output: Output = command(folder.path(), options, program)
+        .stderr(File::create(&notes).expect("a file"))
         .output()
         .expect("it runs");
     let json = serde_json::from_slice(&output.stdout);
-    let json = json.unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    let notes = fs::read_to_string(notes);
+    let json = json.unwrap_or_else(|error| panic!("{error}: {output:?} {notes:?}"));
     (output.status.code(), json)
 }
 
@@ -46,9 +49,16 @@ fn column<'a>(json: &'a Value, name: &str) -> Vec<&'a str> {
     dealt.map(|one| one[name].as_str().unwrap_or("-")).collect()
 }
 
-/// Ends a second after the job was started again.
+/// Ends some seconds after the job was started again.
 const UNTIL_RESTARTED: &str =
-    "while [ $TORCHELASTIC_RESTART_COUNT = 0 ]; do sleep 0.01; done; sleep 1; echo the result";
+    "while [ $TORCHELASTIC_RESTART_COUNT = 0 ]; do sleep 0.01; done; sleep 3; echo the result";
+
+/// Ends some time after so many faults were dealt.
+fn until_dealt(faults: usize) -> String {
+    format!(
+        r#"until [ "$(grep -c "(pid [0-9]" notes)" -ge {faults} ]; do sleep 0.1; done; sleep 2"#
+    )
+}
 
 #[test]
 fn a_job_that_is_started_again_survives_if_its_result_is_the_same() {
@@ -104,7 +114,7 @@ fn a_rank_that_stood_still_is_let_go() {
         "0.1",
     ];
     let options = [&options[..], &["--hold-seconds", "0.1"]].concat();
-    let (code, json) = chaos(&options, &job("", "sleep 2"));
+    let (code, json) = chaos(&options, &job("", &until_dealt(4)));
     assert_eq!(code, Some(0), "{json}");
     assert_eq!(column(&json, "fate"), ["continued"; 4]);
 }
@@ -140,7 +150,7 @@ fn a_launcher_is_killed_only_if_there_are_others_or_the_job_is_resumed() {
         "{json}"
     );
     assert_eq!(column(&json, "fault"), ["agent"]);
-    let own = job("", "sleep 1");
+    let own = job("", &until_dealt(1));
     let (code, json) = chaos(&options, &format!("{own} & {own}; wait"));
     // The shell's `wait` succeeds whatever its children do.
     assert_eq!(code, Some(0), "{json}");

@@ -5,6 +5,7 @@
 //! itself where its environment says so, and goes on with the next generation when others are lost or replaced.
 
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -18,14 +19,27 @@ use rustix::process::{
 use rustix::time::{ClockId, clock_gettime};
 
 const ROLE: &str = "PACELINE_TEST_RECOVERY";
+/// Has the start of the paths of files that show which replacements were struck.
+const STRUCK: &str = "PACELINE_TEST_STRUCK";
 /// Steps of a job.
 const STEPS: i64 = 40;
 /// Steps of a job that waits for replacements.
 const STEPS_MAX: i64 = 20_000;
+/// Steps after the last replacement was struck, in which the launcher learns of it.
+const STEPS_AFTER: i64 = 1_000;
+
+/// The file that shows that a replacement was struck.
+fn struck(replacement: &str) -> PathBuf {
+    let start = std::env::var(STRUCK).expect("a path");
+    format!("{start}{replacement}").into()
+}
 
 /// Strikes this process itself.
 fn strike(how: &str) {
     say(&format!("struck at {}", now_us()));
+    if let Ok(replacement) = std::env::var("PACELINE_REPLACEMENT") {
+        std::fs::write(struck(&replacement), "").expect("a folder for it");
+    }
     match how {
         "kill" => kill_process(getpid(), Signal::KILL).expect("a signal to itself"),
         "stop" => {
@@ -78,8 +92,8 @@ fn say(line: &str) {
 /// The part of a rank; true when this process is one. `PACELINE_TEST_RECOVERY` has words such as `2@10:kill` (rank 2 at
 /// step 10), `1@forming:kill` (rank 1 a moment after it has lost a group), `1@again:cut` (before it repeats a step),
 /// `+1@starting:9` (the first replacement before it is ready), `+1@joining:kill` (about when it joins) and `1@done:stop` (after
-/// the last step). With `admits` the ranks take in replacements, and work on until these are there. With `finishes` they
-/// promise to say when they are done.
+/// the last step). With `admits` the ranks take in replacements, and work on until these are there, or with `few` until all were struck
+/// that are to be. With `finishes` they promise to say when they are done.
 fn played() -> bool {
     let Ok(faults) = std::env::var(ROLE) else {
         return false;
@@ -104,7 +118,7 @@ fn played() -> bool {
         })
     };
     let options = GroupOptions {
-        timeout: Duration::from_secs(if faults.contains(":stop") { 2 } else { 60 }),
+        timeout: Duration::from_secs(if faults.contains(":stop") { 6 } else { 60 }),
         arena_bytes: Some(1 << 20),
         ..GroupOptions::default()
     };
@@ -118,6 +132,7 @@ fn played() -> bool {
     let admits = faults.contains("admits");
     let mut done = 0_i64;
     let mut has_lost = false;
+    let mut begun = None;
     // This process is about to be struck; some process is.
     let (mut is_doomed, mut is_any_doomed) = (false, false);
     if group.is_joining() {
@@ -143,24 +158,24 @@ fn played() -> bool {
         group.declare_admission();
     }
     let full = std::env::var("WORLD_SIZE").expect("a world size");
-    let most = if faults.contains("few") {
-        1_000
-    } else {
-        STEPS_MAX
-    };
+    let few = faults.contains("few").then(|| faults.matches('+').count());
+    let last_struck = few.map(|replacements| struck(&replacements.to_string()));
+    let mut most = STEPS_MAX;
     while done < STEPS
         || is_any_doomed
         || (admits && done < most && group.world().to_string() != full)
     {
-        // A rank that has cut a connection goes on, and repeats the step.
-        let moment = if has_lost {
-            "again".into()
-        } else {
-            done.to_string()
-        };
-        fault(&moment).into_iter().for_each(strike);
-        let stepped = step(&group, done, is_doomed);
+        // A rank that has cut a connection goes on, and repeats the step. One that lacked the last step's result begins this one.
+        let is_first = begun.replace(done) != Some(done);
+        let now = fault(&done.to_string()).filter(|_| is_first);
+        let again = fault("again").filter(|_| has_lost);
+        now.into_iter().chain(again).for_each(strike);
+        let is_last = last_struck.as_ref().is_some_and(|path| path.exists());
+        let stepped = step(&group, [done, is_doomed.into(), is_last.into()]);
         is_any_doomed = is_doomed || stepped.as_ref().is_ok_and(|agreed| agreed.is_any_doomed);
+        if stepped.as_ref().is_ok_and(|agreed| agreed.is_last) {
+            most = most.min(done + STEPS_AFTER);
+        }
         if let Ok(agreed) = &stepped {
             if std::mem::take(&mut has_lost) {
                 say(&format!("goes on at {} as rank {}", now_us(), group.rank()));
@@ -224,23 +239,25 @@ fn played() -> bool {
 struct Agreed {
     is_invited: bool,
     is_any_doomed: bool,
+    is_last: bool,
 }
 
-/// All ranks bring the step, a one, and whether they are invited or about to be struck; one of them is enough.
+/// All ranks bring a one, the step, and whether they are invited or about to be struck, or the last replacement was struck; one of them is
+/// enough.
 fn step(
     group: &ProcessGroup,
-    done: i64,
-    is_doomed: bool,
+    [done, is_doomed, is_last]: [i64; 3],
 ) -> Result<Agreed, paceline_collective::Error> {
     let mut data = vec![1.0; 10_000];
     group.all_reduce(&mut data, ReduceOp::Sum)?;
     assert!(data.iter().all(|value| *value == group.world() as f32));
-    let mut all = [done, group.is_invited().into(), is_doomed.into()];
+    let mut all = [done, group.is_invited().into(), is_doomed, is_last];
     group.all_reduce(&mut all, ReduceOp::Max)?;
     assert_eq!(all[0], done, "all ranks are at the same step");
     Ok(Agreed {
         is_invited: all[1] > 0,
         is_any_doomed: all[2] > 0,
+        is_last: all[3] > 0,
     })
 }
 
@@ -257,6 +274,7 @@ fn job(test: &str, transport: &str, ranks: usize, more: &[&str], faults: &str) -
         .arg(own)
         .args([test, "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, faults)
+        .env(STRUCK, logs.path().join("struck"))
         .env("PACELINE_TRANSPORT", transport)
         .env("PACELINE_JOB_TOKEN", "5e".repeat(32))
         .output()

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{WIRES, Wire, errors, on_ranks, on_ranks_with, options};
+use common::{WIRES, Wire, errors, on_ranks, options};
 use paceline_collective::{
     AllGather, AllReduce, Error, GroupOptions, ProcessGroup, ReduceOp, ReduceScatter, Transport,
     Tree,
@@ -12,6 +12,7 @@ use paceline_collective::{
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{Phase, Revocation};
 use paceline_rendezvous::token::Token;
+use paceline_testing::{Meeting, wait_until};
 
 /// Within this time a failure is known by itself: far below the deadline of these groups, and above what a machine stands
 /// still that others use too.
@@ -320,8 +321,10 @@ fn wrong_arguments_are_refused() {
 
 #[test]
 fn a_stalled_rank_is_named_at_the_deadline_with_what_it_does() {
+    let deadline = Duration::from_secs(2);
     for wire in WIRES {
-        let stalled = on_ranks_with(wire, 3, &quick(wire, Duration::from_millis(600)), |group| {
+        let all_are_ready = Meeting::new(3);
+        let stalled = on_ranks(wire, 3, |group| {
             group.barrier().unwrap();
             group.set_phase(
                 if group.rank() == 2 {
@@ -331,13 +334,15 @@ fn a_stalled_rank_is_named_at_the_deadline_with_what_it_does() {
                 },
                 812,
             );
+            all_are_ready.wait();
+            group.set_timeout(deadline);
             if group.rank() == 2 {
-                std::thread::sleep(Duration::from_millis(1800));
+                wait_until("the others give up", || group.health().is_err());
             }
             let started = Instant::now();
             let error = all_reduce(&group, 100).unwrap_err();
             assert!(
-                started.elapsed() < Duration::from_secs(5),
+                started.elapsed() < deadline + SOON,
                 "{:?}",
                 started.elapsed()
             );
@@ -471,7 +476,7 @@ fn ranks_that_never_come_are_named() {
         let token = Token::generate().unwrap();
         let server = common::server(wire, &token);
         let envs = common::envs(4, &server, &token);
-        let options = quick(wire, Duration::from_millis(700));
+        let options = quick(wire, Duration::from_secs(3));
         std::thread::scope(|scope| {
             for env in envs.into_iter().take(2) {
                 let options = &options;

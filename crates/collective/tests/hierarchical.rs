@@ -10,6 +10,7 @@ use common::{Wire, noise, on_ranks, on_ranks_with, options, reference};
 use paceline_collective::{
     AllReduce, Error, GroupOptions, Override, ProcessGroup, ReduceOp, Transport, Tree, bf16,
 };
+use paceline_testing::Meeting;
 use serial::expected::Expected;
 use serial::{Tested, assert_same};
 
@@ -216,15 +217,14 @@ fn failures(
     timeout: Duration,
     call: impl Fn(&ProcessGroup) -> Result<(), Error> + Sync,
 ) -> Vec<Error> {
-    let wire = Wire::Hosts(hosts);
-    let options = GroupOptions {
-        timeout,
-        ..options(wire)
-    };
-    on_ranks_with(wire, hosts.len(), &options, |group| {
+    let all_are_ready = Meeting::new(hosts.len());
+    on_ranks(Wire::Hosts(hosts), hosts.len(), |group| {
         assert_eq!(group.transport(), "hierarchical");
-        // Connections and page have been used before something goes wrong; a rank may hear of it in here already.
-        group.barrier().and_then(|()| call(&group)).unwrap_err()
+        // Connections and page have been used before something goes wrong.
+        group.barrier().unwrap();
+        all_are_ready.wait();
+        group.set_timeout(timeout);
+        call(&group).unwrap_err()
     })
 }
 
@@ -268,7 +268,7 @@ fn a_different_operation_on_each_host_is_one_mismatch() {
 fn a_rank_that_does_not_come_is_named_on_all_hosts_at_the_deadline() {
     for hosts in [&[0, 0, 1, 1][..], &[0, 1, 0, 1]] {
         for late in [0, 3] {
-            let errors = failures(hosts, Duration::from_millis(500), |group| {
+            let errors = failures(hosts, Duration::from_secs(2), |group| {
                 if group.rank() != late {
                     return group.all_reduce(&mut vec![1.0_f32; 100_000], ReduceOp::Sum);
                 }

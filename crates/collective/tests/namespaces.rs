@@ -17,7 +17,7 @@ use paceline_rendezvous::token::Token;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 /// How late a survivor may report.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(8);
 /// How long the test waits for anything before it fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Set in the processes that play a rank.

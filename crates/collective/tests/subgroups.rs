@@ -4,9 +4,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{WIRES, Wire, on_ranks, on_ranks_with, options};
+use common::{WIRES, Wire, on_ranks};
 use paceline_collective::{DeviceMesh, Error, GroupOptions, ProcessGroup, ReduceOp};
 use paceline_rendezvous::env::WorkerEnv;
+use paceline_testing::Meeting;
 
 /// The sum over a group of the job's numbers of its ranks, by reduction.
 fn sum_of_ranks(group: &ProcessGroup) -> f64 {
@@ -147,6 +148,7 @@ fn groups_reduce_at_the_same_time_from_several_threads() {
 #[test]
 fn a_failure_stays_in_its_group_and_a_panic_does_not() {
     for wire in WIRES {
+        let all_have_reduced = Meeting::new(4);
         let outcomes = on_ranks(wire, 4, |group| {
             let rank = group.rank();
             let pair = group.split(Some((rank / 2) as u32), 0).unwrap().unwrap();
@@ -160,7 +162,7 @@ fn a_failure_stays_in_its_group_and_a_panic_does_not() {
             if rank >= 2 {
                 assert_eq!(sum_of_ranks(&pair), 5.0);
             }
-            group.barrier().unwrap();
+            all_have_reduced.wait();
             if rank == 3 {
                 let moved = std::panic::AssertUnwindSafe(move || {
                     assert!(
@@ -188,15 +190,14 @@ fn a_failure_stays_in_its_group_and_a_panic_does_not() {
 #[test]
 fn an_error_names_the_group_and_the_jobs_number_of_a_rank() {
     for wire in WIRES {
-        let options = GroupOptions {
-            timeout: Duration::from_millis(600),
-            ..options(wire)
-        };
-        on_ranks_with(wire, 4, &options, |group| {
+        let all_have_split = Meeting::new(4);
+        on_ranks(wire, 4, |group| {
             let pair = group
                 .split(Some((group.rank() % 2) as u32), 0)
                 .unwrap()
                 .unwrap();
+            all_have_split.wait();
+            pair.set_timeout(Duration::from_secs(1));
             if group.rank() == 1 {
                 let text = pair.barrier().unwrap_err().to_string();
                 assert!(

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_collective::flight::{FailureKind, State};
 use paceline_collective::{AllReduce, GroupOptions, ProcessGroup, ReduceOp, Transport};
@@ -14,9 +14,12 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
+use paceline_testing::{Meeting, seconds_after, wait_until};
 
 /// Transports between processes; what happens on them happens on all.
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
+/// A deadline that passes: long enough for what comes before the wait, on a busy machine too.
+const SHORT: Duration = Duration::from_secs(3);
 
 /// The environments of `world` ranks that meet at `server` and record into `dir`.
 fn envs(world: usize, server: &Server, token: &Token, dir: &Path) -> Vec<WorkerEnv> {
@@ -70,10 +73,7 @@ fn recorded(
 
 /// Waits until this rank has heard that its group has failed.
 fn until_failed(group: &ProcessGroup) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while group.health().is_ok() && Instant::now() < deadline {
-        std::thread::yield_now();
-    }
+    wait_until("the group fails", || group.health().is_err());
 }
 
 fn all_reduce(group: &ProcessGroup, len: usize) -> Result<(), paceline_collective::Error> {
@@ -106,6 +106,13 @@ fn assert_first(finding: &Diagnosis, cause: Cause, culprits: &[usize], words: &[
     for word in words {
         assert!(sentence.contains(word), "{sentence:?} lacks {word:?}");
     }
+}
+
+/// The sentence says behind `words` how long somebody waited.
+#[track_caller]
+fn assert_waited(finding: &Diagnosis, words: &str) {
+    let waited = seconds_after(&finding.sentence, words);
+    assert!(waited < 10.0, "{}", finding.sentence);
 }
 
 #[test]
@@ -144,41 +151,38 @@ fn a_rank_that_calls_something_else_is_named_by_the_records() {
 fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
     for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        let gate = std::sync::Barrier::new(3);
-        recorded(
-            transport,
-            3,
-            dir.path(),
-            Duration::from_millis(500),
-            |group| {
-                all_reduce(&group, 8).unwrap();
-                group.set_phase(Phase::DataLoader, 812);
-                if group.rank() == 2 {
-                    // Comes when the others have given up and it has heard of that: its own call then fails at once and
-                    // writes its record.
-                    gate.wait();
-                    until_failed(&group);
-                }
-                let buffer = group.buffer::<f32>(8).unwrap();
-                let call = AllReduce {
-                    op: ReduceOp::Sum,
-                    tree: None,
-                    len: 8,
-                    bucket: Some(3),
-                    step: 812,
-                };
-                group.all_reduce_async(buffer, call).wait().unwrap_err();
-                if group.rank() != 2 {
-                    gate.wait();
-                }
-            },
-        );
+        let gate = Meeting::new(3);
+        recorded(transport, 3, dir.path(), Duration::from_secs(30), |group| {
+            all_reduce(&group, 8).unwrap();
+            group.set_phase(Phase::DataLoader, 812);
+            gate.wait();
+            group.set_timeout(SHORT);
+            if group.rank() == 2 {
+                // Comes when the others have given up and it has heard of that: its own call then fails at once and
+                // writes its record.
+                gate.wait();
+                until_failed(&group);
+            }
+            let buffer = group.buffer::<f32>(8).unwrap();
+            let call = AllReduce {
+                op: ReduceOp::Sum,
+                tree: None,
+                len: 8,
+                bucket: Some(3),
+                step: 812,
+            };
+            group.all_reduce_async(buffer, call).wait().unwrap_err();
+            if group.rank() != 2 {
+                gate.wait();
+            }
+        });
         let (_, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
         let words = [
             "never joined all-reduce #2 (bucket 3, step 812): its last finished operation is #1",
-            "ranks 0, 1 waited in #2 for 0.",
+            "ranks 0, 1 waited in #2 for ",
         ];
         assert_first(&diagnosis.findings[0], Cause::NeverJoined, &[2], &words);
+        assert_waited(&diagnosis.findings[0], words[1]);
         let details = diagnosis.findings[0].details.join("; ");
         assert!(
             details.contains("is in the data loader at step 812"),
@@ -191,21 +195,15 @@ fn a_rank_that_does_not_come_is_named_by_the_records_of_those_that_waited() {
 fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
     for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        recorded(
-            transport,
-            3,
-            dir.path(),
-            Duration::from_millis(500),
-            |group| {
-                let mut data = [1.0_f32; 8];
-                let failed = match group.rank() {
-                    0 => group.send(&data, 1, 8).and_then(|()| group.barrier()),
-                    1 => group.recv(&mut data, 0, 7),
-                    _ => group.barrier(),
-                };
-                failed.unwrap_err();
-            },
-        );
+        recorded(transport, 3, dir.path(), SHORT, |group| {
+            let mut data = [1.0_f32; 8];
+            let failed = match group.rank() {
+                0 => group.send(&data, 1, 8).and_then(|()| group.barrier()),
+                1 => group.recv(&mut data, 0, 7),
+                _ => group.barrier(),
+            };
+            failed.unwrap_err();
+        });
         let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1, 2]);
         let words = [
             "rank 1 waited for ",
@@ -226,40 +224,35 @@ fn a_message_with_another_tag_than_the_one_that_is_waited_for_is_told() {
 fn a_rank_that_does_not_send_is_named_by_the_records() {
     for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
-        let gate = std::sync::Barrier::new(2);
-        recorded(
-            transport,
-            2,
-            dir.path(),
-            Duration::from_millis(500),
-            |group| {
-                let mut data = [1.0_f32; 8];
-                if group.rank() == 0 {
-                    // By a ticket, by a call, and from any: all of them are recorded.
-                    let buffer = group.buffer::<f32>(8).unwrap();
-                    group.send_async(buffer, 1, 7).unwrap().wait().unwrap();
-                    group.send(&data, 1, 7).unwrap();
-                    group.send_bytes(b"three", 1, 9).unwrap();
-                    group.set_phase(Phase::DataLoader, 812);
-                    gate.wait();
-                    // A rank that has left before it knew of a failure has no reason to leave records.
-                    until_failed(&group);
-                } else {
-                    let buffer = group.buffer::<f32>(8).unwrap();
-                    group.recv_async(buffer, 0, 7).unwrap().wait().unwrap();
-                    assert_eq!(group.recv_any(&mut data, 7).unwrap(), 0);
-                    assert_eq!(group.recv_bytes(0, 9).unwrap(), b"three");
-                    group.recv(&mut data, 0, 7).unwrap_err();
-                    gate.wait();
-                }
-            },
-        );
+        let gate = Meeting::new(2);
+        recorded(transport, 2, dir.path(), SHORT, |group| {
+            let mut data = [1.0_f32; 8];
+            if group.rank() == 0 {
+                // By a ticket, by a call, and from any: all of them are recorded.
+                let buffer = group.buffer::<f32>(8).unwrap();
+                group.send_async(buffer, 1, 7).unwrap().wait().unwrap();
+                group.send(&data, 1, 7).unwrap();
+                group.send_bytes(b"three", 1, 9).unwrap();
+                group.set_phase(Phase::DataLoader, 812);
+                gate.wait();
+                // A rank that has left before it knew of a failure has no reason to leave records.
+                until_failed(&group);
+            } else {
+                let buffer = group.buffer::<f32>(8).unwrap();
+                group.recv_async(buffer, 0, 7).unwrap().wait().unwrap();
+                assert_eq!(group.recv_any(&mut data, 7).unwrap(), 0);
+                assert_eq!(group.recv_bytes(0, 9).unwrap(), b"three");
+                group.recv(&mut data, 0, 7).unwrap_err();
+                gate.wait();
+            }
+        });
         let (folder, diagnosis) = diagnosed(dir.path(), &[0, 1]);
         let words = [
-            "never sent what rank 1 waits for: its last to rank 1 is send #3, tag 9; rank 1 waited for 0.",
+            "never sent what rank 1 waits for: its last to rank 1 is send #3, tag 9; rank 1 waited for ",
             " in recv #4 from rank 0, tag 7",
         ];
         assert_first(&diagnosis.findings[0], Cause::NeverJoined, &[0], &words);
+        assert_waited(&diagnosis.findings[0], words[0]);
         let p2p = &folder.jobs[0].dumps[1].groups[0].p2p;
         let got: Vec<_> = p2p
             .iter()
@@ -279,7 +272,7 @@ fn unformed(
 ) {
     let token = Token::generate().unwrap();
     let server = Server::bind(([127, 0, 0, 1], 0).into(), &token).unwrap();
-    let options = options(transport, Duration::from_millis(500));
+    let options = options(transport, SHORT);
     std::thread::scope(|scope| {
         for mut env in envs(world, &server, &token, dir) {
             if adapt(&mut env) {
@@ -297,11 +290,12 @@ fn a_rank_that_never_comes_is_named_by_the_records_of_those_that_waited() {
         unformed(transport, 3, dir.path(), |env| env.rank != 2);
         let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);
         let words = [
-            "rank 2 (no record) did not come to the group of all ranks: ranks 0, 1 waited 0.",
+            "rank 2 (no record) did not come to the group of all ranks: ranks 0, 1 waited ",
             "for all to report in",
         ];
         let finding = &diagnosis.findings[0];
         assert_first(finding, Cause::NeverFormed, &[2], &words);
+        assert_waited(finding, words[0]);
         assert!(finding.details[0].ends_with("could not report in; ranks 0, 1 had come"));
     }
 }
@@ -351,10 +345,12 @@ fn groups_of_one_colour_made_again_are_told_apart() {
 fn a_rank_that_panics_is_named_and_its_record_is_there() {
     for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
+        let all_have_reduced = &Meeting::new(3);
         recorded(transport, 3, dir.path(), Duration::from_secs(30), |group| {
             let rank = group.rank();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
                 all_reduce(&group, 8).unwrap();
+                all_have_reduced.wait();
                 assert!(group.rank() != 1, "this rank is meant to panic");
                 all_reduce(&group, 8).unwrap_err();
             }));
@@ -375,18 +371,16 @@ fn a_rank_that_panics_is_named_and_its_record_is_there() {
 fn a_rank_that_computes_writes_its_record_when_a_peer_gives_up() {
     for transport in TRANSPORTS {
         let dir = tempfile::tempdir().unwrap();
+        let both_have_reduced = Meeting::new(2);
         recorded(transport, 2, dir.path(), Duration::from_secs(30), |group| {
             all_reduce(&group, 8).unwrap();
+            both_have_reduced.wait();
             if group.rank() == 0 {
                 group.abort("the loss is not a number");
             } else {
                 // Makes no call any more: the watch thread alone learns of it, and writes.
-                let started = Instant::now();
                 let written = || dump_files(dir.path()).is_ok_and(|files| files.len() == 2);
-                while !written() {
-                    assert!(started.elapsed() < Duration::from_secs(20), "no record");
-                    std::thread::yield_now();
-                }
+                wait_until("a record is written", written);
             }
         });
         let (_, diagnosis) = diagnosed(dir.path(), &[0, 1]);

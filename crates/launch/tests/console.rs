@@ -2,9 +2,10 @@
 
 mod support;
 
-use std::io::Read;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::launcher::{Launcher, PROMPTLY};
 use support::{PROBE, lines, log, numbers};
@@ -63,7 +64,7 @@ fn a_stranger_that_holds_a_ranks_output_does_not_hold_up_the_end() {
     );
     let mut launcher = Launcher::start(&["--log-dir", folder.path().to_str().unwrap()], &script);
     let pid = numbers(&launcher.line())[0];
-    let held = std::fs::OpenOptions::new()
+    let held = OpenOptions::new()
         .write(true)
         .open(format!("/proc/{pid}/fd/1"))
         .unwrap();
@@ -143,15 +144,26 @@ fn equal_lines_of_many_ranks_are_printed_once() {
          i=0; while [ $i -lt {LINES} ]; do echo same $i; echo warning $i >&2; i=$((i+1)); done; echo own $RANK"
     );
     let mut launcher = Launcher::start(&["--fold", "--nproc", "4"], &script);
+    let deadline = Instant::now() + PROMPTLY;
     for rank in 0..RANKS {
         while !folder.path().join(format!("ready{rank}")).exists() {
+            assert!(Instant::now() < deadline, "rank {rank} is not ready");
             std::thread::yield_now();
         }
     }
-    for rank in 0..RANKS {
-        std::fs::write(folder.path().join(format!("go{rank}")), "go\n").unwrap();
-    }
+    // Opened to read too, a pipe waits for nobody. It keeps the word until it is closed.
+    let mut both = OpenOptions::new();
+    both.read(true).write(true);
+    let pipes: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let path = folder.path().join(format!("go{rank}"));
+            let mut pipe = both.open(path).unwrap();
+            pipe.write_all(b"go\n").unwrap();
+            pipe
+        })
+        .collect();
     let (_, out, err) = launcher.end(PROMPTLY);
+    drop(pipes);
     for (text, word, own) in [(&out, "same", true), (&err, "warning", false)] {
         let mut of_rank = vec![Vec::new(); RANKS];
         let printed: Vec<_> = text

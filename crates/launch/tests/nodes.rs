@@ -139,7 +139,7 @@ fn a_killed_agent_is_left_out_and_its_ranks_are_gone() {
     assert!(rank.ends_within(SOON));
     up(&mut nodes[..2], 2);
     let took = killed.elapsed();
-    assert!(took < Duration::from_secs(4), "{took:?}");
+    assert!(took < SOON, "{took:?}");
     nodes[0].expect_err("host c has given no sign of life for ", SOON);
 }
 
@@ -406,12 +406,12 @@ fn a_host_that_cannot_be_resolved_is_told_once() {
 #[test]
 fn nodes_that_do_not_come_are_counted() {
     let fleet = Fleet::new("3");
-    let mut nodes = fleet.nodes(&["a", "b"], &["--join-ms", "1500"], STAY);
+    let mut nodes = fleet.nodes(&["a", "b"], &["--join-ms", "5000"], STAY);
     for node in &mut nodes {
         let (code, err) = node.end(SOON);
         assert_eq!(code, Some(4), "{err}");
         assert!(
-            err.contains("lost: 2 of at least 3 nodes came within 2 s"),
+            err.contains("lost: 2 of at least 3 nodes came within 5 s"),
             "{err}"
         );
     }

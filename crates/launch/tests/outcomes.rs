@@ -35,8 +35,9 @@ fn ranks_that_all_do_well_make_a_job_that_does_well() {
     assert!(outcome.failure.is_none());
     assert_eq!(outcome.exit_code(), 0);
     assert_eq!(outcome.notes, [""; 0]);
+    // It does not take the grace.
     assert!(
-        outcome.elapsed < Duration::from_secs(2),
+        outcome.elapsed < Duration::from_secs(8),
         "{:?}",
         outcome.elapsed
     );
@@ -54,7 +55,7 @@ fn sixty_four_ranks_start_and_end() {
     let outcome = run(job("true", 64));
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     assert!(
-        outcome.elapsed < Duration::from_secs(10),
+        outcome.elapsed < Duration::from_secs(30),
         "{:?}",
         outcome.elapsed
     );
@@ -86,10 +87,10 @@ fn a_signal_is_reported_by_name_and_as_128_plus_its_number() {
 
 #[test]
 fn the_first_failure_in_time_is_the_cause() {
-    let script = "case $RANK in 0) sleep 0.1; exit 4;; 1) exit 3;; 2) sleep 0.05; exit 5;; esac";
+    let script = "case $RANK in 0) sleep 60; exit 4;; 1) exit 3;; 2) sleep 30; exit 5;; esac";
     let outcome = check(script, 1, FailureKind::ExitCode(3), &[0, 2], 3);
     assert!(
-        outcome.elapsed < Duration::from_secs(2),
+        outcome.elapsed < Duration::from_secs(8),
         "{:?}",
         outcome.elapsed
     );
@@ -111,7 +112,7 @@ fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
             .any(|note| note.contains("rank 1") && note.contains("was killed")),
         "{outcome:?}"
     );
-    let expected = Duration::from_millis(800)..Duration::from_secs(4);
+    let expected = Duration::from_millis(800)..Duration::from_secs(15);
     assert!(expected.contains(&outcome.elapsed), "{:?}", outcome.elapsed);
 }
 
@@ -122,8 +123,9 @@ fn a_stopped_rank_is_ended_with_the_others() {
         2,
     ));
     assert_eq!(failure(&outcome).rank, 0);
+    // It does not take the grace.
     assert!(
-        outcome.elapsed < Duration::from_secs(4),
+        outcome.elapsed < Duration::from_secs(8),
         "{:?}",
         outcome.elapsed
     );
@@ -147,7 +149,7 @@ fn the_others_hear_of_a_failure_at_once() {
     );
     let heard_after = outcome.elapsed - failure(&outcome).after;
     assert!(
-        heard_after < Duration::from_millis(500),
+        heard_after < Duration::from_secs(5),
         "rank 1 ended {heard_after:?} after rank 0"
     );
 }
@@ -194,11 +196,15 @@ fn a_victim_that_ends_first_is_not_the_cause() {
         1) sleep 0.3; exit 101;;
         2) sleep 60;; esac";
     check(script, 1, FailureKind::ExitCode(101), &[0, 2], 101);
-    let script = "case $RANK in
-        0) exec $PROBE worker sleep=200 exit=1;;
-        1) exec $PROBE worker revoke=1 sleep=500 exit=101;;
-        2) sleep 60;; esac";
-    check(script, 1, FailureKind::ExitCode(101), &[0, 2], 101);
+    let folder = tempfile::tempdir().unwrap();
+    let revoked = folder.path().join("revoked").display().to_string();
+    let script = format!(
+        "case $RANK in
+        0) exec $PROBE worker until-asked={revoked} exit=1;;
+        1) $PROBE worker revoke=1; touch {revoked}; sleep 0.3; exit 101;;
+        2) sleep 60;; esac"
+    );
+    check(&script, 1, FailureKind::ExitCode(101), &[0, 2], 101);
 }
 
 #[test]
@@ -230,7 +236,7 @@ fn a_rank_that_waits_for_one_that_has_left_is_freed_within_seconds() {
     let outcome = check(script, 1, FailureKind::LeftEarly, &[0, 2], 1);
     assert_eq!(failure(&outcome).reported_by, Some(0));
     assert!(
-        outcome.elapsed < Duration::from_secs(5),
+        outcome.elapsed < Duration::from_secs(15),
         "{:?}",
         outcome.elapsed
     );
@@ -238,15 +244,21 @@ fn a_rank_that_waits_for_one_that_has_left_is_freed_within_seconds() {
 
 #[test]
 fn whatever_the_ranks_have_started_is_ended() {
-    // In its group, in a session of its own, with no environment, and deaf to SIGTERM.
-    let script = "sleep 60 & a=$!
-        setsid sleep 60 & b=$!
-        env -i setsid sh -c 'sleep 60 & echo pids $$ $!; wait' & c=$!
-        sh -c 'trap \"\" TERM; sleep 60' & d=$!
-        echo pids $a $b $c $d; sleep 0.3; exit $RANK";
     for nproc in [1, 2] {
         let logs = tempfile::tempdir().unwrap();
-        let mut job = job(script, nproc);
+        // In its group, in a session of its own, with no environment, and deaf to SIGTERM.
+        let script = format!(
+            "sleep 60 & a=$!
+            setsid sleep 60 & b=$!
+            said={here}/said$RANK
+            env -i setsid sh -c 'sleep 60 & echo pids $$ $!; touch $0; wait' $said.too & c=$!
+            sh -c 'trap \"\" TERM; sleep 60' & d=$!
+            echo pids $a $b $c $d; touch $said; sleep 0.3
+            until [ $(ls {here} | grep -c said) = {all} ]; do sleep 0.05; done; exit $RANK",
+            here = logs.path().display(),
+            all = 2 * nproc,
+        );
+        let mut job = job(&script, nproc);
         job.log_dir = Some(logs.path().into());
         job.grace = Duration::from_millis(500);
         let outcome = run(job);
@@ -261,7 +273,7 @@ fn whatever_the_ranks_have_started_is_ended() {
             .collect();
         assert!(alive.is_empty(), "{alive:?} of {pids:?} live on");
         assert!(
-            outcome.elapsed < Duration::from_secs(5),
+            outcome.elapsed < Duration::from_secs(15),
             "{:?}",
             outcome.elapsed
         );

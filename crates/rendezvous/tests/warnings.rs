@@ -110,7 +110,10 @@ fn rank_0_of_a_program_without_a_subscriber_warns_once_that_the_token_is_missing
         master.1
     );
     assert!(first[0].starts_with(&expected), "{first:#?}");
-    assert_eq!(second, [""; 0]);
+    // Rank 1 may say that rank 0 starts late, as on a busy machine.
+    let late = format!("warning: rank 1 waits for rank 0 at 0.0.0.0:{} (", master.1);
+    let says_late = second.iter().all(|line| line.starts_with(&late));
+    assert!(second.len() <= 1 && says_late, "{second:#?}");
 }
 
 #[test]

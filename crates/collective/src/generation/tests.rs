@@ -1,8 +1,7 @@
-use std::sync::Barrier;
-
 use paceline_rendezvous::page::{JobPage, Revocation};
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
+use paceline_testing::{Meeting, wait_until};
 
 use super::*;
 use crate::async_calls::AllReduce;
@@ -68,7 +67,7 @@ fn threads_go_on_without_the_ones_that_left() {
 
 #[test]
 fn a_thread_that_does_not_come_in_time_is_fenced() {
-    let mut groups = ProcessGroup::local(3, &options(Duration::from_millis(300))).unwrap();
+    let mut groups = ProcessGroup::local(3, &options(Duration::from_secs(2))).unwrap();
     let late = groups.pop().unwrap();
     std::thread::scope(|scope| {
         let others = groups.into_iter().enumerate().map(|(started, group)| {
@@ -146,12 +145,13 @@ fn launched_on(
 #[test]
 fn the_ranks_of_several_nodes_go_on_in_another_store() {
     for transport in [Transport::Tcp, Transport::Auto] {
+        let all_are_ready = Meeting::new(4);
         // The first node has lost rank 1 and its place; the ranks of the second come first now.
         launched_on(&[2, 2], transport, |pages, group| {
             assert!(group.declare_recovery());
             group.declare_admission();
             let started = group.rank();
-            group.barrier().unwrap();
+            all_are_ready.wait();
             if started == 1 {
                 return;
             }
@@ -199,7 +199,7 @@ fn the_ranks_of_several_nodes_go_on_in_another_store() {
 #[test]
 fn a_rank_that_was_given_up_and_lives_changes_nothing() {
     for transport in [Transport::Shm, Transport::Tcp] {
-        let all_are_ready = Barrier::new(3);
+        let all_are_ready = Meeting::new(3);
         launched(3, transport, |page, group| {
             assert!(group.declare_recovery());
             let started = group.rank();
@@ -244,10 +244,11 @@ fn a_rank_that_was_given_up_and_lives_changes_nothing() {
 #[test]
 fn a_generation_that_ends_while_it_forms_is_passed_over() {
     for transport in [Transport::Shm, Transport::Tcp] {
+        let all_are_ready = Meeting::new(4);
         launched(4, transport, |page, group| {
             let started = group.rank();
             assert!(group.declare_recovery());
-            group.barrier().unwrap();
+            all_are_ready.wait();
             match started {
                 0 => return,
                 // Rank 1 is a member of generation 1 and never comes.
@@ -255,9 +256,7 @@ fn a_generation_that_ends_while_it_forms_is_passed_over() {
                     page.end_generation(0, 0);
                     page.publish_generation(&[1, 2, 3]);
                     let waits = |slot| page.slot(slot).awaits() == Some(0);
-                    while !(waits(2) && waits(3)) {
-                        std::thread::yield_now();
-                    }
+                    wait_until("both wait for rank 1", || waits(2) && waits(3));
                     // They may be anywhere in forming it.
                     std::thread::sleep(Duration::from_millis(5));
                     page.end_generation(1, 1);
@@ -276,7 +275,7 @@ fn a_generation_that_ends_while_it_forms_is_passed_over() {
 
 #[test]
 fn the_launchers_end_of_the_job_ends_the_wait() {
-    let both_have_formed = Barrier::new(2);
+    let both_have_formed = Meeting::new(2);
     launched(2, Transport::Shm, |page, group| {
         assert!(group.declare_recovery());
         both_have_formed.wait();
@@ -296,6 +295,7 @@ fn the_launchers_end_of_the_job_ends_the_wait() {
 fn the_next_generation_works_on_the_memory_of_this_one() {
     const LEN: usize = 200 << 10;
     let sum = || AllReduce::new(ReduceOp::Sum, LEN);
+    let all_are_ready = Meeting::new(3);
     launched(3, Transport::Shm, |page, group| {
         assert!(group.declare_recovery());
         let started = group.rank();
@@ -304,7 +304,7 @@ fn the_next_generation_works_on_the_memory_of_this_one() {
         kept.fill(started as f32);
         // Its copy lies in memory of the group's own.
         group.all_reduce(&mut [0.0; 1000], ReduceOp::Sum).unwrap();
-        group.barrier().unwrap();
+        all_are_ready.wait();
         if started == 1 {
             page.end_generation(0, 1);
             page.publish_generation(&[0, 2]);
@@ -345,13 +345,13 @@ fn the_next_generation_works_on_the_memory_of_this_one() {
 #[test]
 fn a_replacement_joins_where_the_others_agree() {
     for transport in [Transport::Shm, Transport::Tcp] {
-        let all_know = Barrier::new(3);
+        let (all_are_ready, all_know) = (Meeting::new(3), Meeting::new(3));
         launched(3, transport, |page, group| {
             let mut started = group.rank();
             let mut group = group;
             assert!(group.declare_recovery());
             group.declare_admission();
-            group.barrier().unwrap();
+            all_are_ready.wait();
             if started == 1 {
                 page.end_generation(0, 1);
                 page.publish_generation(&[0, 2]);
@@ -374,9 +374,7 @@ fn a_replacement_joins_where_the_others_agree() {
                 assert!(matches!(error, Error::NotJoined { rank: 1 }), "{error}");
                 assert!(group.barrier().is_err() && group.is_joining());
                 let invite = || {
-                    while !page.slot(1).is_ready_to_join() {
-                        std::thread::yield_now();
-                    }
+                    wait_until("it is ready", || page.slot(1).is_ready_to_join());
                     page.invite_generation(&[0, 2, 1])
                 };
                 group = std::thread::scope(|scope| {
@@ -392,13 +390,11 @@ fn a_replacement_joins_where_the_others_agree() {
                 group = group.next_generation().unwrap();
                 assert_eq!((group.world(), group.generation()), (2, 1));
                 all_know.wait();
-                loop {
+                wait_until("one is invited", || {
                     let mut wants = [i32::from(group.is_invited())];
                     group.all_reduce(&mut wants, ReduceOp::Max).unwrap();
-                    if wants == [1] {
-                        break;
-                    }
-                }
+                    wants == [1]
+                });
                 let next = group.admit().unwrap();
                 // Nothing has failed.
                 group.health().unwrap();

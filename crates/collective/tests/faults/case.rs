@@ -14,13 +14,13 @@ use super::proxy::{Act, DATA, MESSAGES, PARCELS, Proxy, Trap, Weather};
 use crate::common::job::{Job, PATIENCE};
 
 /// How late a survivor may report what it need not wait for. Far above what it takes: machines are shared.
-pub const SOON: Duration = Duration::from_secs(2);
+pub const SOON: Duration = Duration::from_secs(8);
 /// A fault while the group forms hit a rank that had already done its part: the others form, and have nothing to report. A
 /// loaded machine does that to a pause of milliseconds, so the case is played again.
 const TOO_LATE: &str = "the group formed before the fault";
 const REPLAYS_MAX: usize = 10;
 /// The deadline of operations where only a deadline tells.
-pub const DEADLINE: Duration = Duration::from_millis(1200);
+pub const DEADLINE: Duration = Duration::from_secs(2);
 /// What a rank may take beyond its deadline: a quarter of a second for answers, a second for the others' word.
 const VERDICT: Duration = Duration::from_millis(1250);
 /// Bytes of the head in front of a round's data.
@@ -249,7 +249,12 @@ impl Case {
     fn needs_deadline(&self) -> bool {
         use Fault::*;
         matches!(self.fault, Stop | Vanish | HoldOut | HoldIn | Stall)
-            || matches!(self.moment, Moment::Forming | Moment::Joining)
+            || matches!(self.moment, Moment::Forming | Moment::Joining) && !self.heals()
+    }
+
+    /// Whoever finds a broken connection while the group forms dials again.
+    fn heals(&self) -> bool {
+        self.moment == Moment::Forming && matches!(self.fault, Fault::Flip | Fault::Cut)
     }
 
     fn expect(&self) -> Expect {
@@ -353,7 +358,13 @@ impl<'a> Stage<'a> {
         } else {
             PATIENCE
         };
-        let role = deadline.as_millis().to_string();
+        // Messages have the deadline that the group has formed with.
+        let hurries = matches!(case.moment, Moment::Forming | Moment::Joining);
+        let forming = match hurries || case.op.kind == "pass" {
+            true => deadline,
+            false => PATIENCE,
+        };
+        let role = format!("{} {}", forming.as_millis(), deadline.as_millis());
         let ring = case.moment == Moment::BetweenRounds;
         let odd = case.fault == Fault::Algorithm;
         let job = Job::start_with(test, case.transport, case.world, &role, false, |env| {
@@ -374,8 +385,7 @@ impl<'a> Stage<'a> {
         let at = match self.case.moment {
             Moment::Forming => {
                 let at = self.form_without()?;
-                if matches!(self.case.fault, Fault::Flip | Fault::Cut) {
-                    // Whoever finds a broken connection dials again.
+                if self.case.heals() {
                     if let Some(proxy) = &self.proxy {
                         if !proxy.sprung(PATIENCE) {
                             return Err("nobody has connected".into());
@@ -688,7 +698,15 @@ impl<'a> Stage<'a> {
 
     /// Nothing of the group is left in its process, and the process ends by itself.
     fn await_end(&mut self, rank: usize) -> Result<(), String> {
-        let left = leftovers(self.job.pid(rank));
+        let started = Instant::now();
+        let left = loop {
+            let left = leftovers(self.job.pid(rank));
+            // A thread that has been joined may be listed for a moment.
+            if left.is_empty() || started.elapsed() > SOON {
+                break left;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
         if !left.is_empty() {
             return Err(format!("rank {rank} has left {left:?}"));
         }

@@ -359,8 +359,8 @@ fn the_launchers_word_reaches_ranks_that_wait_for_one_that_never_comes() {
     for transport in ["shm", "tcp"] {
         // Rank 2 never comes; or rank 0 has come and died before the others dial it.
         for (culprit, forming) in [(2, [0, 1]), (0, [1, 2])] {
-            let patience = PATIENCE.as_millis().to_string();
-            let mut job = Job::start(test, transport, 3, &patience, true);
+            let role = format!("{0} {0}", PATIENCE.as_millis());
+            let mut job = Job::start(test, transport, 3, &role, true);
             let store = job.store();
             let run_id = job.run_id.clone();
             let reported = |rank: usize| {

@@ -10,7 +10,7 @@ use super::rank::played;
 
 const TEST: &str = "random::random_faults_in_a_row";
 const SEED: u64 = 20_251;
-/// Cases of an ordinary run: about twenty seconds.
+/// Cases of an ordinary run: about half a minute.
 const CASES: usize = 100;
 /// Cases that are played at the same time: most of them wait.
 const AT_ONCE: usize = 4;

@@ -10,7 +10,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use super::ops::Op;
 use crate::common::job::{ROLE, say};
 
-/// True when this process is a rank and has played it. Its role is the deadline in milliseconds.
+/// True when this process is a rank and has played it. Its role is two deadlines in milliseconds: to form the group, and of
+/// what is done "forever".
 ///
 /// "form", "once OP", "forever OP" and "leave" are done one after another; "exit" and "abort" at once, whatever the rank
 /// is doing. After a failure, or when it has left, the rank ends at the next order; the end of its input ends it as well.
@@ -37,8 +38,10 @@ pub fn played() -> bool {
             }
         }
     });
+    let (forming, deadline) = role.split_once(' ').unwrap();
+    let millis = |number: &str| Duration::from_millis(number.parse().unwrap());
     let options = GroupOptions {
-        timeout: Duration::from_millis(role.parse().unwrap()),
+        timeout: millis(forming),
         arena_bytes: Some(1 << 30),
         ..GroupOptions::default()
     };
@@ -59,7 +62,10 @@ pub fn played() -> bool {
                 break;
             }
             (Some(("once", op)), Some(group)) => Op::parse(op).run(group).map(|()| say("done")),
-            (Some(("forever", op)), Some(group)) => Err(forever(&Op::parse(op), group)),
+            (Some(("forever", op)), Some(group)) => {
+                group.set_timeout(millis(deadline));
+                Err(forever(&Op::parse(op), group))
+            }
             _ => panic!("cannot {order}"),
         };
         if let Err(error) = done {

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use paceline_collective::ProcessGroup;
-use paceline_ddp::{Ddp, DdpError, DdpOptions, GradScaler, GradScalerOptions, Recovery, weights};
+use paceline_ddp::{
+    Ddp, DdpError, DdpOptions, Give, GradScaler, GradScalerOptions, Recovery, weights,
+};
 
 use crate::support::*;
 
@@ -359,7 +361,8 @@ fn live_recovery_adds_no_message_to_a_step() {
                     shard.backward(loss, 3.0)
                 });
                 net = optimizer.step(0.01, net, reduced.expect("a step").grads);
-                let give = |_: &Ddp| -> Result<Vec<u8>, DdpError> { panic!("nobody joins") };
+                let give =
+                    |_: &Ddp, _: &mut Give<'_>| -> Result<(), DdpError> { panic!("nobody joins") };
                 ddp.admit(&net, give).expect("nobody joins");
             }
             let after = counts(&ddp);

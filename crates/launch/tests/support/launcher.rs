@@ -8,8 +8,8 @@ use rustix::process::{Pid, Signal};
 
 use super::{PROBE, Watched};
 
-/// What ends within this time ended promptly, on a busy machine too.
-pub const PROMPTLY: Duration = Duration::from_secs(3);
+/// What ends within this time ended promptly, on a busy machine too. Scripts that are to be ended sleep for a minute.
+pub const PROMPTLY: Duration = Duration::from_secs(15);
 
 /// A running `launch_probe launch`; killed when dropped.
 pub struct Launcher {

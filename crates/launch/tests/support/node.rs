@@ -13,7 +13,7 @@ use super::{PROBE, Watched};
 /// Says where it stands, and stays.
 pub const STAY: &str = "echo up $RANK of $WORLD_SIZE; exec sleep 100";
 /// Several leases: noticing takes one, the rest is for a busy machine.
-pub const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = Duration::from_secs(20);
 
 /// Nodes of one job.
 pub struct Fleet {
@@ -169,7 +169,7 @@ impl Node {
 
     /// Waits until the node has reached the store and prints the nodes that have joined.
     pub fn waits_for_others(&self) {
-        self.expect_err(" joined (", Duration::from_secs(10));
+        self.expect_err(" joined (", SOON);
     }
 
     pub fn signal(&self, signal: Signal) {

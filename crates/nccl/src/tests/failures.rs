@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use paceline_collective::{GroupOptions, ProcessGroup, Tree};
 use paceline_fake_cuda::Library;
+use paceline_testing::seconds_after;
 
 use super::{Bench, PATIENCE, buffer, machine, on_ranks, options};
 use crate::{Before, Communicator, Float, Label, NcclError, Ticket, TreeSum};
@@ -246,10 +247,8 @@ fn a_call_that_never_ends_has_a_deadline() {
     assert!(errors.iter().any(own), "{errors:?}");
     for error in &errors {
         let text = error.to_string();
-        assert!(
-            text.contains("all-reduce #2 (bucket 1, step 41) timed out after 1.5 s"),
-            "{text}"
-        );
+        let seconds = seconds_after(&text, "all-reduce #2 (bucket 1, step 41) timed out after ");
+        assert!((1.5..20.0).contains(&seconds), "{text}");
     }
 }
 

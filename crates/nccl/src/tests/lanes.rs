@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use paceline_collective::{AllReduce, DeviceMesh, ProcessGroup, ReduceOp, Tree};
+use paceline_testing::seconds_after;
 
 use super::calls::{NONE, noise};
 use super::{Bench, PATIENCE, buffer, machine, on_ranks, options};
@@ -171,8 +172,8 @@ fn a_rank_that_never_calls_is_named_by_those_who_wait_for_it_in_either_lane() {
 #[test]
 fn a_call_that_is_stuck_in_one_lane_ends_both() {
     for (does, expected) in [
-        ("hang", "all-gather #1 timed out after 1.5 s"),
-        ("block", "ncclBroadcast has not returned for 1.5 s"),
+        ("hang", "all-gather #1 timed out after "),
+        ("block", "ncclBroadcast has not returned for "),
     ] {
         let fault = format!(r#"{{"call": "ncclBroadcast", "rank": 1, "does": "{does}"}}"#);
         let library = machine(4, &format!(r#", "faults": [{fault}]"#));
@@ -191,7 +192,8 @@ fn a_call_that_is_stuck_in_one_lane_ends_both() {
             first
         });
         for error in errors {
-            assert!(error.contains(expected), "{does}: {error}");
+            let seconds = seconds_after(&error, expected);
+            assert!((1.5..20.0).contains(&seconds), "{does}: {error}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paceline_collective::{ProcessGroup, ReduceOp};
 use paceline_fake_cuda::Library;
+use paceline_testing::seconds_after;
 
 use super::{PATIENCE, machine, on_ranks, options, words};
 use crate::{Communicator, NcclError, NcclOptions, Places, Probe, Version, installed};
@@ -248,12 +249,9 @@ fn a_rank_that_never_connects_is_a_deadline() {
     let deadline = |error: &NcclError| matches!(error, NcclError::Deadline { doing, source: None, .. } if doing == "ncclCommInitRankConfig");
     assert!(errors.iter().any(deadline), "{errors:?}");
     for error in &errors {
-        assert!(
-            error
-                .to_string()
-                .contains("ncclCommInitRankConfig timed out after 1.5 s"),
-            "{error}"
-        );
+        let text = error.to_string();
+        let seconds = seconds_after(&text, "ncclCommInitRankConfig timed out after ");
+        assert!((1.5..20.0).contains(&seconds), "{text}");
     }
 }
 

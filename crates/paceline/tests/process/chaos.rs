@@ -9,7 +9,7 @@ use super::support::{Ended, LIMIT, PACELINE, Running, command, paceline};
 
 /// 90 steps an epoch, each followed by an evaluation, a checkpoint after every 20.
 const JOB: &str =
-    "--model tiny --global-batch 16 --shards 8 --epochs 3 --evaluate-every 1 --save-every 20";
+    "--model tiny --global-batch 16 --shards 8 --epochs 6 --evaluate-every 1 --save-every 20";
 /// Should a fault cost the deadline, the test ends all the same.
 const LIVE: &str = "--nproc-per-node 4 --recovery live --max-restarts 50 --timeout-seconds 5";
 
@@ -80,7 +80,7 @@ fn a_training_job_survives_every_kind_of_fault() {
         // Its only launcher was killed once.
         assert_eq!(report["resumed"], 1, "{report}");
         let told = paceline(folder.path(), "ledger verify run");
-        let proof = "epochs    1 to 3: each of 1437 samples was used exactly once";
+        let proof = "epochs    1 to 6: each of 1437 samples was used exactly once";
         assert!(told.is_well().out.contains(proof), "{}", told.out);
     }
 }

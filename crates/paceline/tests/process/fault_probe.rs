@@ -20,7 +20,7 @@ use rustix::process::{Signal, getpid, kill_process};
 /// Steps of a run without a fault.
 const STEPS: u64 = 40;
 /// Longer than any test waits.
-const FOREVER: Duration = Duration::from_secs(120);
+const FOREVER: Duration = Duration::from_secs(300);
 
 #[derive(Module, Debug)]
 struct Net {

@@ -8,10 +8,10 @@ use tempfile::tempdir;
 
 use super::support::{Ended, LIMIT, PACELINE, Running, command, example};
 
-/// The other ranks know of a fault within this time.
-const AT_ONCE: Duration = Duration::from_secs(2);
-/// The timeout of collective operations, for faults that only a timeout detects.
-const DEADLINE: Duration = Duration::from_secs(2);
+/// The other ranks know of a fault within this time, even on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(15);
+/// The timeout of collective operations, for faults that only a timeout detects. The ranks also have to form their group within it.
+const DEADLINE: Duration = Duration::from_secs(4);
 
 /// A fault of rank 1 of 3, and its consequences.
 struct Case {
@@ -47,7 +47,7 @@ impl Case {
     /// For a rank that is alive, so that only a timeout detects the fault.
     const fn after_deadline(self) -> Self {
         Self {
-            within: DEADLINE.saturating_add(Duration::from_secs(1)),
+            within: DEADLINE.saturating_add(AT_ONCE),
             deadline: DEADLINE,
             ..self
         }
@@ -69,6 +69,10 @@ impl Case {
                     text.contains(self.others),
                     "rank {rank} over {transport}: {text}"
                 );
+                if self.deadline == DEADLINE {
+                    let waited = waited(&text);
+                    assert!(waited >= Some(DEADLINE.as_secs_f64()), "{text}");
+                }
                 let took = noticed.saturating_sub(at);
                 assert!(
                     took < self.within,
@@ -105,6 +109,12 @@ fn moment(folder: &Path, name: &str) -> (Duration, String) {
     )
 }
 
+/// The seconds after which an operation timed out, from its error.
+fn waited(text: &str) -> Option<f64> {
+    let (_, after) = text.split_once("timed out after ")?;
+    after.split(' ').next()?.parse().ok()
+}
+
 #[test]
 fn without_a_fault_all_ranks_finish_with_the_same_weights() {
     let folder = tempdir().expect("a folder");
@@ -116,8 +126,11 @@ fn without_a_fault_all_ranks_finish_with_the_same_weights() {
 #[test]
 fn a_slow_rank_is_no_failure() {
     let folder = tempdir().expect("a folder");
-    let case = Case::new("slow", 0, &[], "");
-    let ended = run(folder.path(), &case.after_deadline(), "tcp");
+    let case = Case {
+        deadline: Duration::from_secs(20),
+        ..Case::new("slow", 0, &[], "")
+    };
+    let ended = run(folder.path(), &case, "tcp");
     ended.is_well();
     assert!(
         ended.took > Duration::from_millis(1_500),
@@ -250,7 +263,7 @@ fn a_stopped_rank_is_named_within_the_deadline() {
             "its process is stopped by a signal (T)",
             "kill -CONT",
         ],
-        "timed out after 2.0 s",
+        "timed out after ",
     )
     .after_deadline()
     .check();
@@ -265,7 +278,7 @@ fn a_rank_that_computes_without_end_is_named_within_the_deadline() {
             "stalled",
             "it was in its step's closure before the forward pass at step 5",
         ],
-        "timed out after 2.0 s",
+        "timed out after ",
     )
     .after_deadline()
     .check();
@@ -280,7 +293,7 @@ fn a_rank_that_sleeps_between_two_steps_is_said_to_be_in_its_own_code() {
             "stalled",
             "it was in the program's own code (optimizer, evaluation, saving), after step 5",
         ],
-        "timed out after 2.0 s",
+        "timed out after ",
     )
     .after_deadline()
     .check();
@@ -355,7 +368,7 @@ fn a_rank_that_never_comes_is_named_long_before_the_deadline() {
         read(folder.path(), "rank1.pid")
     );
     ended.check(1, &[&report, "it exited with code 0 while rank "]);
-    assert!(ended.took < Duration::from_secs(8), "{:?}", ended.took);
+    assert!(ended.took < LIMIT / 2, "{:?}", ended.took);
 }
 
 #[test]

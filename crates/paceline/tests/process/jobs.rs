@@ -6,7 +6,8 @@ use rustix::process::Signal;
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, free_port, metrics, paceline, start, steps,
+    LIMIT, PACELINE, Running, checkpoints, command, free_port, in_time, metrics, paceline, start,
+    steps,
 };
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
@@ -169,15 +170,16 @@ fn a_mistake_of_rank_0_ends_the_job_with_its_words_and_its_code() {
 
 #[test]
 fn a_killed_rank_starts_again_from_the_newest_checkpoint() {
-    let folder = tempdir().expect("a folder");
     let line = format!(
         "train --run-dir run {JOB} --nproc-per-node 2 --save-every 7 --recovery restart --max-restarts 1"
     );
-    let job = start(folder.path(), &line);
-    job.has_printed("epoch 1/2");
-    rustix::process::kill_process(job.rank(1), Signal::KILL).expect("it runs");
-    let ended = job.ended(LIMIT);
-    ended.check(0, &["was killed by signal 9", "restart 1 of 1 took "]);
+    let (folder, ended) = in_time(|folder| {
+        let job = start(folder, &line);
+        job.has_printed("epoch 1/2");
+        job.hits(&[1], Signal::KILL);
+        job.ended(LIMIT).says("restart 1 of 1 took ")
+    });
+    ended.check(0, &["was killed by signal 9"]);
     assert_eq!(ended.hash(), expected(folder.path()));
     assert!(ended.out.contains("resumed   after step "), "{}", ended.out);
     let all: Vec<u64> = (1..=180).collect();
@@ -186,26 +188,27 @@ fn a_killed_rank_starts_again_from_the_newest_checkpoint() {
 
 #[test]
 fn a_killed_rank_without_a_restart_left_is_told_how_to_continue() {
-    let folder = tempdir().expect("a folder");
     let line =
         format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 7 --recovery restart");
-    let job = start(folder.path(), &line);
-    job.has_printed("epoch 1/2");
-    rustix::process::kill_process(job.rank(1), Signal::KILL).expect("it runs");
-    let ended = job.ended(LIMIT);
+    let (_, ended) = in_time(|folder| {
+        let job = start(folder, &line);
+        job.has_printed("epoch 1/2");
+        job.hits(&[1], Signal::KILL);
+        job.ended(LIMIT).ended_with(Some(137))
+    });
     let hint = "\nhint: continue with --resume run\n";
     ended.check(137, &["was killed by signal 9", hint]);
 }
 
 #[test]
 fn one_command_line_begins_goes_on_and_has_nothing_left_to_do() {
-    let folder = tempdir().expect("a folder");
     let line = format!("train --run-dir run --resume auto {JOB} --nproc-per-node 2");
-    let job = start(folder.path(), &line);
-    job.has_printed("epoch 1/2");
-    job.signal(Signal::USR1);
-    let stopped = job.ended(LIMIT);
-    stopped.check(138, &[]);
+    let (folder, stopped) = in_time(|folder| {
+        let job = start(folder, &line);
+        job.has_printed("epoch 1/2");
+        job.signal(Signal::USR1);
+        job.ended(LIMIT).ended_with(Some(138))
+    });
     assert!(!stopped.out.contains("resumed"), "{}", stopped.out);
     for _ in 0..2 {
         let ended = paceline(folder.path(), &line);
@@ -227,15 +230,16 @@ fn one_command_line_begins_goes_on_and_has_nothing_left_to_do() {
 fn ranks_that_paceline_run_starts_again_go_on_with_their_run() {
     // A restarted job goes on with its own run, asked to or not.
     for resume in ["--resume auto ", ""] {
-        let folder = tempdir().expect("a folder");
         let line = format!(
             "run --nproc-per-node 2 --recovery restart --max-restarts 3 {PACELINE} train --run-dir run {resume}--save-every 7 {JOB}"
         );
-        let job = start(folder.path(), &line);
-        job.has_printed("[rank 0] epoch 1/2");
-        rustix::process::kill_process(job.rank(0), Signal::KILL).expect("it runs");
-        let ended = job.ended(LIMIT);
-        ended.check(0, &["restart 1 of 3 took "]);
+        let (folder, ended) = in_time(|folder| {
+            let job = start(folder, &line);
+            job.has_printed("[rank 0] epoch 1/2");
+            job.hits(&[0], Signal::KILL);
+            job.ended(LIMIT).says("restart 1 of 3 took ")
+        });
+        ended.check(0, &[]);
         assert_eq!(ended.hash(), expected(folder.path()));
         assert!(!checkpoints(&folder.path().join("run")).is_empty());
     }

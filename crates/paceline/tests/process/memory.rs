@@ -1,5 +1,6 @@
 //! Checkpoints in memory: ranks that are started again go on from them in every layout, and they end with the job.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,20 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
         assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until a file has not grown for a while.
+fn rests(path: &Path) {
+    let length = || std::fs::metadata(path).map_or(0, |file| file.len());
+    let last = Cell::new((length(), Instant::now()));
+    wait_until("no more steps", || {
+        let (before, since) = last.get();
+        let now = length();
+        if now != before {
+            last.set((now, Instant::now()));
+        }
+        now == before && since.elapsed() > Duration::from_millis(200)
+    });
 }
 
 /// 160 steps, so that a rank can be stopped before the file at the end.
@@ -113,7 +128,7 @@ fn split_layouts_go_on_from_what_the_surviving_ranks_had_in_memory() {
         wait_until("a step", has_lines);
         // The others come to a stand as far as they get without it; they are not told until it is killed.
         kill_process(job.rank(lost), Signal::STOP).expect("it runs");
-        std::thread::sleep(Duration::from_millis(200));
+        rests(&path);
         kill_process(job.rank(lost), Signal::KILL).expect("it is there");
         let ended = job.ended(LIMIT);
         ended.check(0, &["SIGKILL", "restart 1 of 1"]);
@@ -145,7 +160,7 @@ fn nothing_stays_in_memory_of_a_job_whose_launcher_is_killed() {
 
 #[test]
 fn a_lost_node_with_rank_0_comes_back_from_the_memory_of_another() {
-    let folders = [text_folder(), text_folder()];
+    let folders = [long_text_folder(), long_text_folder()];
     let whole = hash_of(folders[0].path(), &format!("{JOB} --nproc-per-node 1"));
     let port = free_port();
     let node = |place: usize| {

@@ -91,6 +91,9 @@ fn layouts_that_were_run_are_compared_with_their_predictions() {
         for figure in ["seconds", "bytes", "predicted_seconds", "predicted_bytes"] {
             assert!(row[figure].as_f64() > Some(0.0), "{figure}: {row}");
         }
+        let [predicted, sent] =
+            ["predicted_sent", "sent"].map(|name| row[name].as_f64().expect("bytes"));
+        assert!((predicted - sent).abs() <= 0.1 * sent, "{row}");
     }
 }
 

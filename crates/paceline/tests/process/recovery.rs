@@ -11,11 +11,13 @@ use rustix::process::{
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, example, metrics, paceline, start, steps,
+    LIMIT, PACELINE, Running, checkpoints, example, hash_of, in_time, metrics, paceline, start,
+    steps,
 };
 
-/// 1437 samples in batches of 16: 90 steps an epoch.
-const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
+/// 1437 samples in batches of 16: 90 steps an epoch. The number of epochs follows.
+const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs";
+const EPOCHS: u64 = 3;
 /// Replicas on the CPU recover live without being asked to.
 const LIVE: &str = "--nproc-per-node 4";
 const STEPS: u64 = 270;
@@ -23,43 +25,53 @@ const STEPS: u64 = 270;
 const LONG: &str = "--evaluate-every 1";
 
 fn undisturbed(folder: &Path) -> String {
-    let line = format!("train --run-dir whole {JOB} --nproc-per-node 1");
-    paceline(folder, &line).is_well().hash().to_owned()
+    hash_after(folder, EPOCHS)
+}
+
+/// The hash of a job of so many epochs without a loss.
+fn hash_after(folder: &Path, epochs: u64) -> String {
+    let line = format!("train --run-dir whole {JOB} {epochs} --nproc-per-node 1");
+    hash_of(folder, &line)
 }
 
 /// Starts the job in `run`, and waits until it trains.
 fn training(folder: &Path, more: &str) -> Running {
-    let job = start(folder, &format!("train --run-dir run {JOB} {LIVE} {more}"));
+    let line = format!("train --run-dir run {JOB} {EPOCHS} {LIVE} {more}");
+    let job = start(folder, &line);
     job.has_printed("epoch 1/3");
     job
 }
 
+#[track_caller]
 fn lose(job: &Running, ranks: &[usize], signal: Signal) {
-    let pids = ranks.iter().map(|rank| job.rank(*rank));
-    for pid in pids.collect::<Vec<_>>() {
-        kill_process(pid, signal).expect("the rank runs");
-    }
+    assert!(job.hits(ranks, signal), "the ranks run");
 }
 
 /// The job has ended well with these weights, and has a record of each step.
 #[track_caller]
 fn assert_whole(folder: &Path, job: Running, says: &[&str], hash: &str, case: &str) {
     job.ended(LIMIT).check(0, says);
+    assert_recorded(folder, EPOCHS, hash, case);
+}
+
+#[track_caller]
+fn assert_recorded(folder: &Path, epochs: u64, hash: &str, case: &str) {
     let records = metrics(&folder.join("run"));
-    let all: Vec<u64> = (1..=STEPS).collect();
+    let all: Vec<u64> = (1..=90 * epochs).collect();
     assert_eq!(steps(&records, "step"), all, "{case}");
-    assert_eq!(steps(&records, "epoch"), [90, 180, 270], "{case}");
+    let ends: Vec<u64> = (1..=epochs).map(|epoch| 90 * epoch).collect();
+    assert_eq!(steps(&records, "epoch"), ends, "{case}");
     let end = records.last().map(|record| &record["weights_sha256"]);
     assert_eq!(end, Some(&hash.into()), "{case}");
-    assert_proved(folder);
+    assert_proved(folder, epochs);
 }
 
 /// Every sample of every epoch was used once.
 #[track_caller]
-fn assert_proved(folder: &Path) {
-    let proof = "epochs    1 to 3: each of 1437 samples was used exactly once";
+fn assert_proved(folder: &Path, epochs: u64) {
+    let proof = format!("epochs    1 to {epochs}: each of 1437 samples was used exactly once");
     let told = paceline(folder, "ledger verify run");
-    assert!(told.is_well().out.contains(proof), "{}", told.out);
+    assert!(told.is_well().out.contains(&proof), "{}", told.out);
 }
 
 #[test]
@@ -86,7 +98,7 @@ fn the_ranks_that_are_left_end_with_the_same_bits() {
 fn a_stopped_rank_is_given_up() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
-    let job = training(folder.path(), "--timeout-seconds 3");
+    let job = training(folder.path(), "--timeout-seconds 6");
     lose(&job, &[1], Signal::STOP);
     assert_whole(folder.path(), job, &["3 ranks go on"], &hash, "stopped");
 }
@@ -171,7 +183,7 @@ fn a_job_that_lost_all_ranks_goes_on_from_its_newest_checkpoint_by_itself() {
     let hash = undisturbed(folder.path());
     for (signal, more) in [
         (Signal::KILL, "--transport tcp"),
-        (Signal::STOP, "--timeout-seconds 2"),
+        (Signal::STOP, "--timeout-seconds 6"),
     ] {
         let folder = tempdir().expect("a folder");
         let more = format!("--save-every 20 --max-restarts 8 {more}");
@@ -185,10 +197,28 @@ fn a_job_that_lost_all_ranks_goes_on_from_its_newest_checkpoint_by_itself() {
 /// What the launcher says of a replacement that the others have admitted.
 const JOINS: &str = " joins as a replacement; ";
 
+/// Disturbs the job of this line, which ends with the bits of an undisturbed one. `disturb` says whether it came to its end before the job
+/// did; if not, a longer job is tried.
+#[track_caller]
+fn assert_replaced(line: &str, says: &[&str], disturb: impl Fn(&Running) -> bool) {
+    let mut epochs = 0;
+    in_time(|folder| {
+        epochs += EPOCHS;
+        let job = start(folder, &format!("{line} {JOB} {epochs}"));
+        let is_disturbed = disturb(&job);
+        let ended = job.ended(LIMIT);
+        ended.check(0, &[]);
+        if !is_disturbed {
+            return Err(ended);
+        }
+        ended.check(0, says);
+        assert_recorded(folder, epochs, &hash_after(folder, epochs), line);
+        Ok(())
+    });
+}
+
 #[test]
 fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
-    let folder = tempdir().expect("a folder");
-    let hash = undisturbed(folder.path());
     let cases = [
         ("shm", &[2][..]),
         ("shm", &[0, 1, 2]),
@@ -196,55 +226,49 @@ fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
         ("tcp", &[0, 3]),
     ];
     for (transport, lost) in cases {
-        let folder = tempdir().expect("a folder");
-        let more = format!("--transport {transport} --max-restarts 3 {LONG}");
-        let job = training(folder.path(), &more);
-        lose(&job, lost, Signal::KILL);
-        job.has_complained_of(JOINS, lost.len());
-        let case = format!("{transport} {lost:?}");
-        let says = ["SIGKILL", "; 4 ranks go on"];
-        assert_whole(folder.path(), job, &says, &hash, &case);
+        let line =
+            format!("train --run-dir run {LIVE} --transport {transport} --max-restarts 3 {LONG}");
+        assert_replaced(&line, &["SIGKILL", "; 4 ranks go on"], |job| {
+            job.has_printed("epoch ");
+            job.hits(lost, Signal::KILL) && job.complains_of(JOINS, lost.len())
+        });
     }
 }
 
 #[test]
 fn ranks_under_another_launcher_are_replaced_in_a_run_directory_that_is_named() {
-    let folder = tempdir().expect("a folder");
-    let hash = undisturbed(folder.path());
     let run = "run --nproc-per-node 4 --max-restarts 2";
-    let line = format!("{run} {PACELINE} train --run-dir run {JOB} {LONG}");
-    let job = start(folder.path(), &line);
-    job.has_printed("[rank 0] epoch 1/3");
-    lose(&job, &[0, 2], Signal::KILL);
-    job.has_complained_of(JOINS, 2);
-    assert_whole(folder.path(), job, &["; 4 ranks go on"], &hash, "run");
+    let line = format!("{run} {PACELINE} train --run-dir run {LONG}");
+    assert_replaced(&line, &["; 4 ranks go on"], |job| {
+        job.has_printed("[rank 0] epoch ");
+        job.hits(&[0, 2], Signal::KILL) && job.complains_of(JOINS, 2)
+    });
 }
 
 #[test]
 fn replacements_are_lost_too_until_no_restart_is_left() {
-    let folder = tempdir().expect("a folder");
-    let hash = undisturbed(folder.path());
-    let job = training(folder.path(), &format!("--max-restarts 2 {LONG}"));
-    for joined in 1..=2 {
-        lose(&job, &[1], Signal::KILL);
-        job.has_complained_of(JOINS, joined);
-    }
-    // Rank 0 too: the ones that were replaced go on.
-    lose(&job, &[0, 1], Signal::KILL);
-    let says = ["; 2 ranks go on, no restart is left for a replacement"];
-    assert_whole(folder.path(), job, &says, &hash, "three times");
+    let line = format!("train --run-dir run {LIVE} --max-restarts 2 {LONG}");
+    let says = "; 2 ranks go on, no restart is left for a replacement";
+    assert_replaced(&line, &[says], |job| {
+        job.has_printed("epoch ");
+        let lose = |ranks: &[usize]| job.hits(ranks, Signal::KILL);
+        (1..=2).all(|joined| lose(&[1]) && job.complains_of(JOINS, joined))
+            // Rank 0 too: the ones that were replaced go on.
+            && lose(&[0, 1])
+            && job.complains_of(says, 1)
+    });
 }
 
 #[test]
 fn a_run_that_lost_its_first_rank_resumes_from_the_checkpoints_of_the_next() {
-    let folder = tempdir().expect("a folder");
-    let hash = undisturbed(folder.path());
-    let job = training(folder.path(), "--save-every 1000");
-    lose(&job, &[0], Signal::KILL);
-    job.has_complained("rank 0 (");
-    job.signal(Signal::INT);
-    let stopped = job.ended(LIMIT);
-    assert_eq!(stopped.code, Some(130), "{}{}", stopped.out, stopped.err);
+    let hash = undisturbed(tempdir().expect("a folder").path());
+    let (folder, _) = in_time(|folder| {
+        let job = training(folder, "--save-every 1000");
+        lose(&job, &[0], Signal::KILL);
+        job.has_complained("rank 0 (");
+        job.signal(Signal::INT);
+        job.ended(LIMIT).ended_with(Some(130))
+    });
     let resumed = paceline(
         folder.path(),
         "train --resume run --nproc-per-node 2 --recovery none",
@@ -252,7 +276,7 @@ fn a_run_that_lost_its_first_rank_resumes_from_the_checkpoints_of_the_next() {
     assert_eq!(resumed.is_well().hash(), hash);
     let records = metrics(&folder.path().join("run"));
     assert_eq!(steps(&records, "step"), (1..=STEPS).collect::<Vec<_>>());
-    assert_proved(folder.path());
+    assert_proved(folder.path(), EPOCHS);
 }
 
 #[test]
@@ -278,15 +302,21 @@ fn a_program_of_ones_own_survives_kills_with_the_same_bits() {
     let program = example("recover").display().to_string();
     let hash = paceline(folder.path(), &format!("run --nproc-per-node 1 {program}"));
     let hash = hash.is_well().hash().to_owned();
-    let folder = tempdir().expect("a folder");
     let line = format!("run --nproc-per-node 4 --max-restarts 2 {program}");
-    let job = start(folder.path(), &line);
-    job.has_printed("[rank 0] epoch 3 ");
-    for (joined, lost) in [(1, 2), (2, 0)] {
-        lose(&job, &[lost], Signal::KILL);
-        job.has_complained_of(JOINS, joined);
-    }
-    let ended = job.ended(LIMIT);
+    let (folder, ended) = in_time(|folder| {
+        let job = start(folder, &line);
+        job.has_printed("[rank 0] epoch 3 ");
+        let cases = [(1, 2), (2, 0)];
+        let replaced = cases.into_iter().all(|(joined, lost)| {
+            job.hits(&[lost], Signal::KILL) && job.complains_of(JOINS, joined)
+        });
+        let ended = job.ended(LIMIT);
+        ended.check(0, &[]);
+        match replaced {
+            true => Ok(ended),
+            false => Err(ended),
+        }
+    });
     ended.check(0, &["; 3 ranks go on", "; 4 ranks go on"]);
     let hashes = ended.out.lines().filter(|line| line.contains("sha256"));
     let mut others = hashes.filter(|line| !line.ends_with(&hash));

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
-use super::support::{LIMIT, PACELINE, Running, command, example, paceline, start, text_folder};
+use super::support::{
+    LIMIT, PACELINE, Running, checkpoints, command, example, in_time, paceline, start, text_folder,
+};
 
 /// 1437 samples in batches of 64: 23 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 64 --shards 8 --epochs 3 --record 1000";
@@ -52,12 +54,20 @@ fn change(file: &Path, step: u64, shard: u64, parameter: usize) {
 
 #[test]
 fn a_run_is_replayed_from_a_checkpoint_of_other_ranks_and_a_changed_digest_is_named() {
-    let folder = tempdir().expect("a folder");
-    let line = format!("train --run-dir run {JOB} --save-every 10 --nproc-per-node 2");
-    let first = start(folder.path(), &line);
-    first.has_printed("epoch 1/3");
-    first.signal(Signal::KILL);
-    assert_eq!(first.ended(LIMIT).code, None, "killed");
+    let (folder, ()) = in_time(|folder| {
+        let line =
+            format!("train --run-dir run {JOB} --save-every 10 --keep 1000 --nproc-per-node 2");
+        let first = start(folder, &line);
+        first.has_printed("epoch 1/3");
+        first.signal(Signal::KILL);
+        let killed = first.ended(LIMIT).ended_with(None)?;
+        // Other ranks are to do the steps from 50 on.
+        let run = folder.join("run");
+        match checkpoints(&run).pop() < Some(run.join("checkpoints/step-0000000050")) {
+            true => Ok(()),
+            false => Err(killed),
+        }
+    });
     let kept = folder.path().join("kept");
     paceline(
         folder.path(),
@@ -139,15 +149,22 @@ fn a_run_is_replayed_from_a_checkpoint_of_other_ranks_and_a_changed_digest_is_na
 
 #[test]
 fn steps_after_a_loss_and_after_a_join_are_replayed() {
-    let folder = tempdir().expect("a folder");
-    let line = format!(
-        "train --run-dir run {JOB} --nproc-per-node 4 --max-restarts 1 --evaluate-every 1 --keep 1000"
-    );
-    let job = start(folder.path(), &line);
-    job.has_printed("epoch 1/3");
-    kill_process(job.rank(1), Signal::KILL).expect("it runs");
-    job.has_complained_of(" joins as a replacement; 4 ranks go on", 1);
-    job.ended(LIMIT).check(0, &["; 3 ranks go on"]);
+    let mut epochs = 0;
+    let (folder, ()) = in_time(|folder| {
+        epochs += 3;
+        // 90 steps an epoch.
+        let line = format!(
+            "train --run-dir run --model tiny --global-batch 16 --shards 8 --epochs {epochs} --record 10000 --nproc-per-node 4 \
+             --max-restarts 1 --evaluate-every 1 --keep 1000"
+        );
+        let job = start(folder, &line);
+        job.has_printed("epoch ");
+        job.hits(&[1], Signal::KILL);
+        let ended = job.ended(LIMIT);
+        let ended = ended.says(" joins as a replacement; 4 ranks go on")?;
+        ended.check(0, &["; 3 ranks go on"]);
+        Ok(())
+    });
 
     let told = paceline(folder.path(), "ledger verify run --json");
     let found: Value = serde_json::from_str(&told.is_well().out).expect("JSON");

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::tempdir;
+use tempfile::{TempDir, tempdir};
 
-use super::support::{LIMIT, PACELINE, checkpoints, metrics, paceline, start, steps};
+use super::support::{
+    Ended, LIMIT, PACELINE, checkpoints, in_time, metrics, paceline, start, steps,
+};
 
 /// 1437 samples in batches of 16: 90 steps an epoch.
 const JOB: &str = "--model tiny --global-batch 16 --shards 8 --epochs 3";
@@ -22,6 +24,20 @@ fn undisturbed(folder: &Path) -> String {
     ended.is_well().hash().to_owned()
 }
 
+/// Stops a job in the middle of its second epoch; returns the step.
+fn stopped(folder: &Path, job: &str) -> Result<u64, Ended> {
+    let first = start(folder, &format!("train --run-dir run {job}"));
+    first.has_printed("epoch 1/");
+    first.signal(Signal::USR1);
+    let ended = first.ended(LIMIT).ended_with(Some(138))?;
+    let stopped_at = newest_state(&folder.join("run"))["step"].as_u64();
+    let stopped_at = stopped_at.expect("a step");
+    match (STEPS_PER_EPOCH + 1..2 * STEPS_PER_EPOCH).contains(&stopped_at) {
+        true => Ok(stopped_at),
+        false => Err(ended),
+    }
+}
+
 fn newest_state(run: &Path) -> Value {
     let newest = checkpoints(run).pop().expect("a checkpoint");
     let text = fs::read(newest.join("state.json")).expect("a state");
@@ -30,31 +46,18 @@ fn newest_state(run: &Path) -> Value {
 
 #[test]
 fn a_run_interrupted_twice_and_resumed_with_other_ranks_and_transports_ends_with_the_same_bits() {
-    let folder = tempdir().expect("a folder");
+    let whole = undisturbed(tempdir().expect("a folder").path());
+    let (folder, _) = in_time(|folder| {
+        stopped(folder, &format!("{JOB} --nproc-per-node 3 --transport shm"))?;
+        let second = start(
+            folder,
+            "train --resume run --nproc-per-node 2 --transport tcp --save-every 7 --zero 1",
+        );
+        second.has_printed("epoch 2/3");
+        second.signal(Signal::KILL);
+        second.ended(LIMIT).ended_with(None)
+    });
     let run = folder.path().join("run");
-    let whole = undisturbed(folder.path());
-
-    let first = start(
-        folder.path(),
-        &format!("train --run-dir run {JOB} --nproc-per-node 3 --transport shm"),
-    );
-    first.has_printed("epoch 1/3");
-    first.signal(Signal::USR1);
-    first.ended(LIMIT).check(138, &[]);
-    let stopped_at = newest_state(&run)["step"].as_u64().expect("a step");
-    assert_ne!(
-        stopped_at % STEPS_PER_EPOCH,
-        0,
-        "it was to stop in the middle of an epoch"
-    );
-
-    let second = start(
-        folder.path(),
-        "train --resume run --nproc-per-node 2 --transport tcp --save-every 7 --zero 1",
-    );
-    second.has_printed("epoch 2/3");
-    second.signal(Signal::KILL);
-    assert_eq!(second.ended(LIMIT).code, None, "killed");
 
     let third = paceline(
         folder.path(),
@@ -71,18 +74,17 @@ fn a_run_interrupted_twice_and_resumed_with_other_ranks_and_transports_ends_with
 
 #[test]
 fn the_whole_job_killed_between_checkpoints_goes_on_from_the_last_one() {
-    let folder = tempdir().expect("a folder");
-    let whole = undisturbed(folder.path());
-    let job = start(
-        folder.path(),
-        &format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 1000"),
-    );
-    job.has_printed("epoch 2/3");
-    for pid in [job.rank(0), job.rank(1)] {
-        rustix::process::kill_process(pid, Signal::KILL).expect("it runs");
-    }
-    job.ended(LIMIT)
-        .check(137, &["was killed by signal 9 (SIGKILL)"]);
+    let whole = undisturbed(tempdir().expect("a folder").path());
+    let (folder, ended) = in_time(|folder| {
+        let job = start(
+            folder,
+            &format!("train --run-dir run {JOB} --nproc-per-node 2 --save-every 1000"),
+        );
+        job.has_printed("epoch 2/3");
+        job.hits(&[0, 1], Signal::KILL);
+        job.ended(LIMIT).ended_with(Some(137))
+    });
+    ended.check(137, &["was killed by signal 9 (SIGKILL)"]);
     let resumed = paceline(folder.path(), "train --resume run --nproc-per-node 1");
     assert_eq!(resumed.is_well().hash(), whole);
 }
@@ -168,18 +170,16 @@ fn a_job_in_fp16_resumed_on_fewer_ranks_ends_with_the_same_bits() {
         folder.path(),
         &format!("train --run-dir whole {HALF} --nproc-per-node 1"),
     );
-    stopped_in_half(folder.path());
+    let (folder, _) = stopped_in_half();
     let second = paceline(folder.path(), "train --resume run --nproc-per-node 1");
     assert_eq!(second.is_well().hash(), whole.is_well().hash());
 }
 
 #[test]
 fn the_loss_scale_is_that_of_the_checkpoint() {
-    let folder = tempdir().expect("a folder");
+    let (folder, stopped_at) = stopped_in_half();
     let run = folder.path().join("run");
-    stopped_in_half(folder.path());
     let mut state = newest_state(&run);
-    let stopped_at = state["step"].as_u64().expect("a step");
     assert!(state["scaler"]["_growth_tracker"].as_u64() > Some(0));
     // A scale that a new scaler would not have.
     state["scaler"]["scale"] = 1024.0.into();
@@ -198,29 +198,16 @@ fn the_loss_scale_is_that_of_the_checkpoint() {
 
 const HALF: &str = "--model tiny --global-batch 16 --shards 2 --epochs 2 --precision fp16";
 
-/// Stops a job in fp16 in the middle of its second epoch.
-fn stopped_in_half(folder: &Path) {
-    let first = start(
-        folder,
-        &format!("train --run-dir run {HALF} --nproc-per-node 2"),
-    );
-    first.has_printed("epoch 1/2");
-    first.signal(Signal::USR1);
-    first.ended(LIMIT).check(138, &[]);
+/// A job in fp16 that was stopped in the middle of its second epoch, and its step.
+fn stopped_in_half() -> (TempDir, u64) {
+    in_time(|folder| stopped(folder, &format!("{HALF} --nproc-per-node 2")))
 }
 
 #[test]
 fn a_run_from_before_there_were_precisions_is_resumed_in_f32() {
-    let folder = tempdir().expect("a folder");
+    let whole = undisturbed(tempdir().expect("a folder").path());
+    let (folder, _) = in_time(|folder| stopped(folder, &format!("{JOB} --nproc-per-node 2")));
     let run = folder.path().join("run");
-    let whole = undisturbed(folder.path());
-    let first = start(
-        folder.path(),
-        &format!("train --run-dir run {JOB} --nproc-per-node 2"),
-    );
-    first.has_printed("epoch 1/3");
-    first.signal(Signal::USR1);
-    first.ended(LIMIT).check(138, &[]);
     assert_eq!(newest_state(&run)["scaler"], Value::Null, "none in f32");
 
     // The settings as such a run saved them.

@@ -10,8 +10,8 @@ use super::support::{LIMIT, checkpoints, example, paceline, start};
 /// Long enough that it never ends within a test.
 const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16 --epochs 1000";
 
-/// A process that waits for nothing ends within this time, even on a busy machine.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// A process that waits for nothing ends within this time, even on a busy machine; one that waits for a rank takes a minute.
+const AT_ONCE: Duration = Duration::from_secs(15);
 
 fn saves_and_stops(signal: Signal, name: &str) {
     let folder = tempdir().expect("a folder");

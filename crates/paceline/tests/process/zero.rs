@@ -2,14 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::{TempDir, tempdir};
 
-use super::support::{checkpoints, paceline, start};
+use super::support::{LIMIT, checkpoints, paceline, start};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// 80 sequences of 32 tokens to train on: the last of the 4 steps of an epoch has 8 of them, so its shards have 3, 3 and 2
 /// micro-batches.
 const JOB: &str = "--task lm --data text.txt --layers 4 --heads 4 --width 16 --context 32 --dropout 0.1 --shards 3 \

@@ -251,14 +251,14 @@ fn a_peer_that_trickles_bytes_cannot_stretch_the_deadline() {
     let outcome = thread::scope(|scope| {
         let trickler = scope.spawn(move || {
             for byte in greeting(MAGIC, &[1; 32]) {
-                thread::sleep(Duration::from_millis(50));
+                thread::sleep(Duration::from_millis(200));
                 if near.write_all(&[byte]).is_err() {
                     break;
                 }
             }
         });
         let token = Token::derived("job");
-        let deadline = Instant::now() + Duration::from_millis(200);
+        let deadline = Instant::now() + Duration::from_millis(500);
         let outcome = Proved::meet(far, &token, Side::Listener, "store", false, deadline).map(drop);
         trickler.join().unwrap();
         outcome
@@ -267,8 +267,9 @@ fn a_peer_that_trickles_bytes_cannot_stretch_the_deadline() {
         matches!(outcome, Err(AuthError::TimedOut { .. })),
         "{outcome:?}"
     );
+    // All bytes take 7.2 s.
     assert!(
-        started.elapsed() < Duration::from_millis(1500),
+        started.elapsed() < Duration::from_secs(5),
         "{:?}",
         started.elapsed()
     );

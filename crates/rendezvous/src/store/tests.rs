@@ -1,10 +1,12 @@
 //! Servers and clients over real sockets, among them clients that stall, flood, lie and die.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use paceline_testing::free_ports;
 
 use super::*;
 use crate::auth::{AuthError, Claim, Side, prove};
@@ -13,8 +15,8 @@ use crate::token::Token;
 
 /// Long enough for any machine; a test that reaches it fails.
 const SECONDS: Duration = Duration::from_secs(20);
-/// A bound of a server under test that the test waits for.
-const SOON: Duration = Duration::from_millis(150);
+/// A bound of a server under test that the test waits for. It holds for the test's own clients too.
+const SOON: Duration = Duration::from_secs(1);
 
 struct Bench {
     token: Token,
@@ -255,10 +257,7 @@ fn a_wrong_token_is_refused_at_once_on_both_sides() {
 #[test]
 fn a_client_waits_for_a_server_that_starts_later() {
     let token = Token::derived("job");
-    let addr = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let addr = SocketAddr::from(([127, 0, 0, 1], free_ports(1)));
     thread::scope(|scope| {
         let client = scope.spawn(|| Client::connect(&addr.to_string(), &token, SECONDS));
         thread::sleep(Duration::from_millis(30));
@@ -269,11 +268,7 @@ fn a_client_waits_for_a_server_that_starts_later() {
 
 #[test]
 fn a_connection_that_never_comes_names_server_time_and_reason() {
-    let addr = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .to_string();
+    let addr = format!("127.0.0.1:{}", free_ports(1));
     let error = Client::connect(&addr, &Token::derived("job"), SOON).unwrap_err();
     let StoreError::Connect {
         server, attempts, ..
@@ -565,15 +560,10 @@ fn a_server_that_ends_gives_its_port_back() {
 
 #[test]
 fn ranks_meet_at_the_master_port_or_at_the_launchers_store() {
-    // A server bound and dropped is how a port is found that is free now.
-    let port = Server::bind("127.0.0.1:0".parse().unwrap(), &Token::derived(""))
-        .unwrap()
-        .addr()
-        .port();
     let env = WorkerEnv {
         world: 2,
         local_world: 2,
-        master_port: port,
+        master_port: free_ports(1),
         ..WorkerEnv::alone()
     };
     thread::scope(|scope| {
@@ -612,14 +602,10 @@ fn a_rank_alone_needs_no_address_and_lets_nobody_in() {
 
 #[test]
 fn ranks_of_several_nodes_meet_on_all_addresses() {
-    let port = Server::bind("0.0.0.0:0".parse().unwrap(), &Token::derived(""))
-        .unwrap()
-        .addr()
-        .port();
     let env = WorkerEnv {
         world: 2,
         node_count: 2,
-        master_port: port,
+        master_port: free_ports(1),
         ..WorkerEnv::alone()
     };
     let (server, _client) = connect_or_host(&env, SECONDS).unwrap();

@@ -11,7 +11,7 @@ use crate::store::Store;
 
 const SECONDS: Duration = Duration::from_secs(20);
 /// A deadline that a test waits for.
-const SOON: Duration = Duration::from_millis(200);
+const SOON: Duration = Duration::from_secs(1);
 
 /// Answers every request with what `answer` says to its path and body, and remembers the paths. `None` is silence.
 struct Fake {
@@ -253,10 +253,7 @@ fn a_silent_member_costs_its_share_and_a_change_is_not_sent_twice() {
 
 #[test]
 fn nobody_there_is_told_with_all_members_names() {
-    let free = || {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().to_string()
-    };
+    let free = || format!("127.0.0.1:{}", paceline_testing::free_ports(1));
     let endpoints = format!("{},{}", free(), free());
     let error = etcd(&endpoints).connect(SECONDS).unwrap_err();
     let text = error.to_string();

@@ -118,14 +118,10 @@ fn requests_that_come_in_many_records_at_once_are_all_answered() {
 
 #[test]
 fn ranks_meet_through_tls_where_their_environment_says_so() {
-    let port = Server::bind("127.0.0.1:0".parse().unwrap(), &Token::derived(""))
-        .unwrap()
-        .addr()
-        .port();
     let env = WorkerEnv {
         world: 2,
         local_world: 2,
-        master_port: port,
+        master_port: free_ports(1),
         tls: true,
         ..WorkerEnv::alone()
     };
