@@ -163,9 +163,9 @@ fn a_rank_that_waits_for_input_is_not_called_stalled() {
     let ask = "[ $RANK = 1 ] && exec sleep 5; printf 'name? '; read -r name; echo hello $name";
     let words = [&RUN[..], &["--stall-after=1", "sh", "-c", ask]].concat();
     let mut terminal = OnTerminal::start(&words);
-    terminal.shows(
-        "Z: rank 1 has printed nothing and used no processor time for 1 s; rank 0 waits for input",
-    );
+    // The time is longer on a busy machine.
+    terminal.shows("Z: rank 1 has printed nothing and used no processor time for ");
+    terminal.shows(" s; rank 0 waits for input");
     terminal.types(b"Ada\n");
     terminal.shows("[rank 0] hello Ada");
     assert!(terminal.end().success(), "{}", terminal.text());
