@@ -14,7 +14,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # of its features in its tests.
 declare -rA MAY_USE=(
     [paceline-rendezvous]=''
-    [paceline-nn]=''
+    [paceline-kernels]=''
+    [paceline-nn]='paceline-kernels'
     [paceline-collective]='paceline-rendezvous'
     [paceline-launch]='paceline-rendezvous'
     [paceline-submit]='paceline-rendezvous'
@@ -41,7 +42,7 @@ readonly FOR_TESTS='paceline-testing'
 readonly WITH_BURN='paceline-nn paceline-ddp paceline-split paceline-checkpoint paceline-train paceline'
 
 # The files that know Burn's internals. A new version of Burn can break only these without a compiler error.
-readonly BURN_FILES='crates/nn/src/tape.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
+readonly BURN_FILES='crates/nn/src/tape.rs crates/nn/src/values.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'
 readonly BURN_INSIDES='backend::autodiff\b|\bautodiff::|\bburn_autodiff\b|\bburn::backend\b|\bcubecl|\bburn_(cubecl|cuda|dispatch|backend|flex)\b|\bDispatchTensor\b'
 
 # Pure code: files, and folders with everything below them.

@@ -46,7 +46,8 @@
 //! - [`sampler`]: the samples that each rank reads, index for index as PyTorch's `DistributedSampler`; [`loader`]: reading
 //!   ahead.
 //! - [`Precision`] and [`GradScaler`]: computing in bf16 or f16.
-//! - [`nn`]: blocks of a model that are recomputed in the backward pass, to save memory, and layers whose gradients a pipeline puts off.
+//! - [`nn`]: blocks of a model that are recomputed in the backward pass, to save memory; layers that are faster on CPUs, and layers whose gradients
+//!   a pipeline puts off.
 //! - [`ProcessGroup`]: all-reduce, broadcast, all-gather, reduce-scatter and barrier on plain memory; its types are in
 //!   [`collectives`].
 //! - [`device`]: choosing and opening the CPU or a GPU.
@@ -82,8 +83,8 @@ pub mod collectives {
 /// The parts of a model that can be run in several ways with the same bits.
 pub mod nn {
     pub use paceline_nn::{
-        Block, MapTensors, Pass, Recompute, Tensors, checkpoint, gpt, last_linear, linear,
-        to_device,
+        Block, MapTensors, Pass, Recompute, Tensors, batch_norm, checkpoint, conv2d, gpt,
+        last_linear, linear, to_device,
     };
 }
 

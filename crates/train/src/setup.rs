@@ -5,11 +5,12 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use burn::tensor::Device;
 use paceline_checkpoint::Checkpoints;
 use paceline_collective::ProcessGroup;
-use paceline_ddp::device::{self, DeviceError};
+use paceline_ddp::device;
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, SamplerOptions, SamplerState, ShardedBatches,
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
+use paceline_nn::Kernels;
 
 use crate::config::{self, NonFinite, Recovery, Strategy, TrainConfig};
 use crate::error::TrainError;
@@ -76,7 +77,11 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOp
 pub(crate) fn open_devices(
     config: &TrainConfig,
     group: &ProcessGroup,
-) -> Result<Vec<Device>, DeviceError> {
+) -> Result<Vec<Device>, TrainError> {
+    Kernels::of_process().map_err(|error| TrainError::Usage {
+        message: format!("PACELINE_ISA: {error}"),
+        hint: Some("or unset it: the kernels then take the widest".into()),
+    })?;
     let devices = match config.strategy {
         Strategy::Ddp | Strategy::Single => {
             vec![device::open_for_rank(config.device, group.local_rank())?]

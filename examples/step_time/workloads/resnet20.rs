@@ -10,6 +10,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use paceline::in_f32;
+use paceline::nn::{batch_norm, conv2d};
 
 #[derive(Module, Debug)]
 pub(crate) struct ResNet20 {
@@ -74,7 +75,7 @@ impl Block {
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let y = self.second.forward(relu(self.first.forward(x.clone())));
         let x = match &self.shortcut {
-            Some(shortcut) => shortcut.forward(x),
+            Some(shortcut) => conv2d(shortcut, x),
             None => x,
         };
         relu(y + x)
@@ -101,6 +102,6 @@ impl Convolution {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        in_f32(self.kernel.forward(x), |x| self.norm.forward(x))
+        in_f32(conv2d(&self.kernel, x), |x| batch_norm(&self.norm, x))
     }
 }

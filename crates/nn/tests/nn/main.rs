@@ -2,6 +2,7 @@
 
 mod blocks;
 mod checkpoint;
+mod layers;
 mod linear;
 mod supply;
 mod support;

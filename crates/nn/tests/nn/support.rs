@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor, TensorData};
+use burn::tensor::{Device, Gradients, Tensor, TensorData, Tolerance};
 
 /// The device, for one test at a time: Burn has one stream of random numbers for each process.
 pub(crate) fn device() -> (Device, MutexGuard<'static, ()>) {
@@ -53,6 +53,16 @@ impl Bits {
         let pairs = self.0.iter().zip(&other.0);
         let differing = pairs.filter(|(own, other)| own != other);
         differing.map(|((name, _), _)| name.as_str()).collect()
+    }
+
+    /// Asserts that all tensors are those of `other` to rounding.
+    pub(crate) fn assert_close(&self, other: &Self, tolerance: Tolerance<f32>) {
+        for ((name, own), (_, other)) in self.0.iter().zip(&other.0) {
+            println!("{name}");
+            if let (Some(own), Some(other)) = (own, other) {
+                own.assert_approx_eq(other, tolerance);
+            }
+        }
     }
 
     pub(crate) fn missing(&self) -> Vec<&str> {

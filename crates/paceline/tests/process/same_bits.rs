@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use paceline_nn::Isa;
 use tempfile::tempdir;
 
-use super::support::{example, paceline};
+use super::support::{LIMIT, PACELINE, Running, command, example, paceline};
 
 /// Trains with `settings` and returns the hash of the weights.
 fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String {
@@ -35,6 +36,46 @@ fn one_to_eight_ranks_over_shared_memory_and_tcp_give_the_same_bits() {
         .flat_map(|ranks| [(ranks, "shm"), (ranks, "tcp")]);
     // 1437 samples in batches of 64: the last batch of an epoch has 29.
     check("--shards 8 --epochs 2", &others.collect::<Vec<_>>());
+}
+
+/// The kernels' bits do not depend on the instructions, also if each rank has others.
+#[test]
+fn every_instruction_set_of_this_machine_gives_the_same_bits() {
+    let folder = tempdir().expect("a folder");
+    let job = "--model small --epochs 1 --shards 2";
+    let with = |isa: &str, words: &[&str]| {
+        let mut command = command(folder.path(), PACELINE, words);
+        command.env("PACELINE_ISA", isa);
+        Running::start(command).ended(LIMIT)
+    };
+    let hash = |isa: &str| {
+        let line = format!("train {job} --run-dir {isa} --nproc-per-node 1");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        with(isa, &words).is_well().hash().to_owned()
+    };
+    let portable = hash("portable");
+    let mut widest = Isa::Portable;
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        assert_eq!(hash(&isa.to_string()), portable, "{isa}");
+        widest = isa;
+    }
+    let ranks = format!(
+        "[ $RANK = 0 ] && export PACELINE_ISA={widest}; exec {PACELINE} train {job} --run-dir mixed"
+    );
+    let mixed = with(
+        "portable",
+        &["run", "--nproc-per-node", "2", "sh", "-c", &ranks],
+    );
+    assert_eq!(mixed.is_well().hash(), portable);
+
+    let wrong = with(
+        "sse9",
+        &["train", "--run-dir", "wrong", "--nproc-per-node", "1"],
+    );
+    wrong.check(
+        2,
+        &["PACELINE_ISA: `sse9` is no instruction set; expected portable, avx2 or avx512"],
+    );
 }
 
 #[test]

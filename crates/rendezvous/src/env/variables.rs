@@ -122,6 +122,8 @@ pub const TOOL_VARIABLES: &[Variable] = &[
         "kind of device that ranks compute on"),
     tool("PACELINE_USE_GPU", "a whole number", "0",
         "GPUs to train on, one rank each; above 0, `auto` takes the best kind of GPU"),
+    tool("PACELINE_ISA", "portable, avx2 or avx512", "the widest that the processor has",
+        "instructions of Paceline's kernels for CPUs; the bits are the same with each"),
     tool("PACELINE_NCCL_LIBRARY", "a path", "found in the usual folders",
         "NCCL's library"),
     tool("PACELINE_CUDA_LIBRARY", "a path", "found by the loader",

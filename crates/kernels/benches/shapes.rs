@@ -1,0 +1,142 @@
+//! Speed of each kernel on one thread, for the layers of common networks: GFLOP/s and the share of what fused multiply-adds on registers
+//! reach in the same rounds.
+//!
+//! Usage: cargo bench -p paceline-kernels [-- --rounds N] [ISA]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use paceline_kernels::{BatchNorm, Conv, Isa, Kernels};
+
+/// Shortest time of a measurement.
+const MEASURED: Duration = Duration::from_millis(20);
+
+/// Images, channels, side, outputs, taps, stride.
+const CONVS: [(&str, [usize; 6]); 12] = [
+    ("digits conv1", [64, 1, 8, 16, 3, 1]),
+    ("digits conv2", [64, 16, 8, 32, 3, 1]),
+    ("resnet20 first", [64, 3, 32, 16, 3, 1]),
+    ("resnet20 stage 1", [64, 16, 32, 16, 3, 1]),
+    ("resnet20 down", [64, 16, 32, 32, 3, 2]),
+    ("resnet20 stage 2", [64, 32, 16, 32, 3, 1]),
+    ("resnet20 stage 3", [64, 64, 8, 64, 3, 1]),
+    ("resnet50 stem", [2, 3, 224, 64, 7, 2]),
+    ("resnet50 3x3, 56", [2, 64, 56, 64, 3, 1]),
+    ("resnet50 1x1, 56", [2, 64, 56, 256, 1, 1]),
+    ("resnet50 3x3, 14", [2, 256, 14, 256, 3, 1]),
+    ("resnet50 3x3, down", [2, 128, 56, 128, 3, 2]),
+];
+
+fn main() {
+    let mut rounds = 5;
+    let mut kernels = Kernels::of_process();
+    let mut args = std::env::args().skip(1);
+    let mut is_test = true;
+    while let Some(arg) = args.next() {
+        match &*arg {
+            "--bench" => is_test = false,
+            "--rounds" => rounds = args.next().and_then(|n| n.parse().ok()).expect("a number"),
+            isa => kernels = isa.parse::<Isa>().and_then(Kernels::with),
+        }
+    }
+    let kernels = kernels.unwrap_or_else(|error| panic!("{error}"));
+    // `cargo test` runs each shape once.
+    let least = if is_test { Duration::ZERO } else { MEASURED };
+    let rounds = if is_test { 1 } else { rounds };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    pool.expect("a thread")
+        .install(|| print(kernels, rounds, least));
+}
+
+fn print(kernels: Kernels, rounds: usize, least: Duration) {
+    println!("{}, one thread, medians of {rounds} rounds", kernels.isa());
+    println!(
+        "| layer | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
+    );
+    println!("|---|---:|---:|---:|---:|");
+    for (name, [images, channels, side, outputs, taps, stride]) in CONVS {
+        let conv = Conv {
+            input: [images, channels, side, side],
+            weight: [outputs, channels, taps, taps],
+            stride: [stride; 2],
+            padding: [[taps / 2; 2]; 2],
+            dilation: [1, 1],
+            groups: 1,
+        };
+        let values = |shape: [usize; 4]| vec![0.5_f32; shape.iter().product()];
+        let (x, weight, gradient) = (
+            values(conv.input),
+            values(conv.weight),
+            values(conv.output()),
+        );
+        let flops = 2 * gradient.len() * channels * taps * taps;
+        let [y, of_input, of_weight, peak] = medians(rounds, |_| {
+            [
+                rate(flops, least, || kernels.conv(&conv, &x, &weight, None)),
+                rate(flops, least, || {
+                    kernels.conv_input_gradient(&conv, &weight, &gradient)
+                }),
+                rate(flops, least, || {
+                    kernels.conv_weight_gradient(&conv, &x, &gradient)
+                }),
+                peak(kernels, least),
+            ]
+        });
+        let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
+        let [y, of_input, of_weight] = [y, of_input, of_weight].map(share);
+        println!("| {name} | {y} | {of_input} | {of_weight} | {peak:.1} |");
+    }
+    println!("\n| batch norm | forward, GB/s | backward, GB/s | copy, GB/s |");
+    println!("|---|---:|---:|---:|");
+    for (images, channels, positions) in [(64, 16, 1024), (64, 64, 64), (8, 64, 3136)] {
+        let norm = BatchNorm {
+            images,
+            channels,
+            positions,
+            epsilon: 1e-5,
+        };
+        let count = images * channels * positions;
+        let (x, ones) = (vec![0.5_f32; count], vec![1.0; channels]);
+        let (_, moments) = kernels.batch_norm(&norm, &x, &ones, &ones);
+        let [forward, backward, copy] = medians(rounds, |_| {
+            [
+                rate(8 * count, least, || {
+                    kernels.batch_norm(&norm, &x, &ones, &ones)
+                }),
+                rate(12 * count, least, || {
+                    kernels.batch_norm_gradients(&norm, &x, &ones, &moments, &x)
+                }),
+                rate(8 * count, least, || black_box(&x).to_vec()),
+            ]
+        });
+        println!(
+            "| {images} x {channels} x {positions} | {forward:.1} | {backward:.1} | {copy:.1} |"
+        );
+    }
+}
+
+fn medians<const N: usize>(rounds: usize, measure: impl Fn(usize) -> [f64; N]) -> [f64; N] {
+    let rounds: Vec<[f64; N]> = (0..rounds).map(measure).collect();
+    std::array::from_fn(|at| {
+        let mut values: Vec<f64> = rounds.iter().map(|round| round[at]).collect();
+        values.sort_by(f64::total_cmp);
+        values[values.len() / 2]
+    })
+}
+
+/// 10^9 of `count` for each second, over repeated calls of `work`.
+fn rate<T>(count: usize, least: Duration, work: impl Fn() -> T) -> f64 {
+    let mut calls = 0;
+    let start = Instant::now();
+    while calls == 0 || start.elapsed() < least {
+        black_box(work());
+        calls += 1;
+    }
+    (calls * count) as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+/// GFLOP/s of multiply-adds on registers.
+fn peak(kernels: Kernels, least: Duration) -> f64 {
+    const COUNT: usize = 1 << 20;
+    rate(2 * COUNT, least, || kernels.multiply_adds(black_box(COUNT)))
+}

@@ -1,0 +1,639 @@
+//! Convolutions of two-dimensional images, and their gradients.
+//!
+//! Each is a [`Product`] of windows of images, which stay where they are, and a packed matrix with 16 or 32 columns: of the weight for the
+//! output and for the input's gradient, of the output's gradient for that of the weight.
+
+#![expect(unsafe_code, reason = "results are not filled with zeros first")]
+
+use std::mem::MaybeUninit;
+
+use crate::isa::{Isa, Kernels};
+use crate::product::Product;
+use crate::scratch::Scratch;
+use crate::sums::sum;
+use crate::threads::{each_mut, written};
+use crate::transpose::{to_planes, to_rows};
+
+/// Positions of an output that are computed before they are written to its planes.
+const BLOCK: usize = 96;
+/// Positions whose gradients one chain adds up; the sums of such pieces are added one after another. Part of the bits.
+const PIECE: usize = 256;
+/// Values of images that the gradient of a weight has at once, at least those of one image. Part of the bits.
+const BATCH_VALUES: usize = 1 << 18;
+
+/// A two-dimensional convolution (a cross-correlation, as in PyTorch and Burn) with these shapes.
+///
+/// *Numerics*: an output is the bias, then one fused multiply-add for each channel, row and column of its window, in this order. So is
+/// a value of the input's gradient, which starts from zero, over output channels and taps. A value of the weight's gradient is a sum of pieces
+/// of up to 256 positions, each such a chain.
+///
+/// *Example*:
+/// ```
+/// use paceline_kernels::{Conv, Kernels};
+///
+/// let conv = Conv {
+///     input: [1, 1, 3, 3],
+///     weight: [1, 1, 3, 3],
+///     stride: [1, 1],
+///     padding: [[1, 1], [1, 1]],
+///     dilation: [1, 1],
+///     groups: 1,
+/// };
+/// let image = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0];
+/// let sums = Kernels::of_process()?.conv(&conv, &image, &[1.0; 9], None);
+/// assert_eq!(sums, [12.0, 21.0, 16.0, 27.0, 45.0, 33.0, 24.0, 39.0, 28.0]);
+/// # Ok::<(), paceline_kernels::IsaError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Conv {
+    /// `[images, channels, height, width]` of the input.
+    pub input: [usize; 4],
+    /// `[outputs, channels / groups, height, width]` of the weight.
+    pub weight: [usize; 4],
+    /// Rows and columns from one window to the next.
+    pub stride: [usize; 2],
+    /// Zeros before and after the rows, and before and after the columns.
+    pub padding: [[usize; 2]; 2],
+    /// Rows and columns from one tap to the next.
+    pub dilation: [usize; 2],
+    /// Groups of channels that are convolved separately.
+    pub groups: usize,
+}
+
+impl Conv {
+    /// `[images, outputs, height, width]` of the output.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit together.
+    pub fn output(&self) -> [usize; 4] {
+        let [images, channels, ..] = self.input;
+        let [outputs, of_group, ..] = self.weight;
+        assert!(
+            self.groups > 0 && of_group * self.groups == channels && outputs % self.groups == 0,
+            "{channels} channels and {outputs} outputs in {} groups, and a weight for {of_group} channels",
+            self.groups
+        );
+        let side = |dim: usize| {
+            let [before, after] = self.padding[dim];
+            let padded = self.input[2 + dim] + before + after;
+            let window = self.window(dim);
+            assert!(
+                window <= padded && self.stride[dim] > 0,
+                "a window of {window}, a padded side of {padded} and a stride of {}",
+                self.stride[dim]
+            );
+            (padded - window) / self.stride[dim] + 1
+        };
+        [images, outputs, side(0), side(1)]
+    }
+
+    /// Side of a window.
+    fn window(&self, dim: usize) -> usize {
+        assert!(self.weight[2 + dim] > 0, "a weight with taps");
+        (self.weight[2 + dim] - 1) * self.dilation[dim] + 1
+    }
+
+    fn multiplications(&self) -> usize {
+        self.output().iter().product::<usize>() * self.weight[1..].iter().product::<usize>()
+    }
+
+    /// Taps along a dimension, with their distance from the first.
+    fn taps(&self, dim: usize) -> impl Iterator<Item = (usize, isize)> + Clone {
+        let dilation = self.dilation[dim];
+        (0..self.weight[2 + dim]).map(move |tap| (tap, (tap * dilation) as isize))
+    }
+
+    /// Where the weight has this tap.
+    fn at(&self, output: usize, channel: usize, [row, column]: [usize; 2]) -> usize {
+        let [_, channels, height, width] = self.weight;
+        ((output * channels + channel) * height + row) * width + column
+    }
+
+    fn check(&self, x: Option<&[f32]>, weight: Option<&[f32]>, gradient: Option<&[f32]>) {
+        for (values, shape) in [
+            (x, self.input),
+            (weight, self.weight),
+            (gradient, self.output()),
+        ] {
+            let count: usize = shape.iter().product();
+            assert!(
+                values.is_none_or(|values| values.len() == count),
+                "values of the shape {shape:?}"
+            );
+        }
+    }
+
+    /// How the output comes from the input; without a weight only where.
+    fn forward<const WIDTH: usize>(
+        &self,
+        weight: Option<&[f32]>,
+        bias: Option<&[f32]>,
+    ) -> Correlation<WIDTH> {
+        let [_, outputs, height, width] = self.output();
+        let outputs = outputs / self.groups;
+        let channels = self.weight[1];
+        let pads = self.padding;
+        let size = [0, 1].map(|dim| self.input[2 + dim] + pads[dim][0] + pads[dim][1]);
+        let window = Window {
+            origin: pads.map(|[before, _]| -(before as isize)),
+            size,
+        };
+        let starts = (0..height)
+            .flat_map(|row| (0..width).map(move |column| [row, column]))
+            .map(|place| [0, 1].map(|dim| place[dim] * self.stride[dim]));
+        let mut steps = Vec::new();
+        let mut taps = Vec::new();
+        for channel in 0..channels {
+            for (row, down) in self.taps(0) {
+                for (column, right) in self.taps(1) {
+                    steps.push(window.offset(channel, [down as usize, right as usize]));
+                    taps.push((channel, [row, column]));
+                }
+            }
+        }
+        let packed = weight.map(|weight| {
+            panels(self.groups, outputs, steps.len(), |output, step| {
+                let (channel, tap) = taps[step];
+                weight[self.at(output, channel, tap)]
+            })
+        });
+        let part = Part {
+            rows: starts.map(|start| window.offset(0, start)).collect(),
+            steps,
+            panels: packed.unwrap_or_default(),
+            places: None,
+        };
+        let bias = (0..self.groups).flat_map(|group| {
+            (0..outputs).step_by(WIDTH).map(move |first| {
+                let value = |lane| Some(bias?[group * outputs + first + lane]);
+                lanes(|lane| {
+                    (first + lane < outputs)
+                        .then(|| value(lane))
+                        .flatten()
+                        .unwrap_or(0.0)
+                })
+            })
+        });
+        Correlation {
+            groups: self.groups,
+            channels,
+            plane: [self.input[2], self.input[3]],
+            window,
+            outputs,
+            out_plane: height * width,
+            first: bias.collect(),
+            parts: vec![part],
+        }
+    }
+
+    /// How the gradient of the input comes from that of the output: for each remainder of rows and columns by the strides, from the
+    /// taps that reach it.
+    fn backward<const WIDTH: usize>(&self, weight: &[f32]) -> Correlation<WIDTH> {
+        let [_, outputs, ..] = self.output();
+        let outputs = outputs / self.groups;
+        let channels = self.weight[1];
+        let gradient = [2, 3].map(|dim| self.output()[dim]);
+        // By dimension, the remainders with their taps, and where each tap finds the first gradient.
+        let reached = [0, 1].map(|dim| {
+            let stride = self.stride[dim];
+            let of_remainder = |remainder: usize| {
+                let from = (remainder + self.padding[dim][0]) as isize;
+                let taps = self.taps(dim).filter_map(|(tap, distance)| {
+                    let place = from - distance;
+                    let is_reached = place.rem_euclid(stride as isize) == 0;
+                    is_reached.then(|| (tap, place.div_euclid(stride as isize)))
+                });
+                let count = (self.input[2 + dim].saturating_sub(remainder)).div_ceil(stride);
+                (remainder, count, taps.collect::<Vec<_>>())
+            };
+            let remainders = 0..stride.min(self.input[2 + dim]);
+            remainders.map(of_remainder).collect::<Vec<_>>()
+        });
+        let window = Window::around(reached.each_ref().map(|reached| {
+            let ends = reached.iter().flat_map(|(_, count, taps)| {
+                let last = *count as isize - 1;
+                taps.iter().map(move |(_, first)| (*first, first + last))
+            });
+            let low = ends.clone().map(|(low, _)| low).min();
+            low.zip(ends.map(|(_, high)| high).max())
+        }));
+        let mut parts = Vec::new();
+        for (top, height, rows) in &reached[0] {
+            for (left, width, columns) in &reached[1] {
+                let grid = || (0..*height).flat_map(|y| (0..*width).map(move |x| [y, x]));
+                let mut steps = Vec::new();
+                let mut taps = Vec::new();
+                for output in 0..outputs {
+                    for (row, y) in rows {
+                        for (column, x) in columns {
+                            steps.push(window.offset(output, window.inside([*y, *x])));
+                            taps.push((output, [*row, *column]));
+                        }
+                    }
+                }
+                let of_step = |channel: usize, step: usize| {
+                    let (output, tap) = taps[step];
+                    let group = channel / channels;
+                    weight[self.at(group * outputs + output, channel % channels, tap)]
+                };
+                let places = grid().map(|[y, x]| {
+                    (top + y * self.stride[0]) * self.input[3] + left + x * self.stride[1]
+                });
+                parts.push(Part {
+                    rows: grid().map(|place| window.offset(0, place)).collect(),
+                    panels: panels(self.groups, channels, steps.len(), of_step),
+                    steps,
+                    places: (self.stride != [1, 1]).then(|| places.collect()),
+                });
+            }
+        }
+        Correlation {
+            groups: self.groups,
+            channels: outputs,
+            plane: gradient,
+            window,
+            outputs: channels,
+            out_plane: self.input[2] * self.input[3],
+            first: vec![[0.0; WIDTH]; self.groups * channels.div_ceil(WIDTH)],
+            parts,
+        }
+    }
+}
+
+/// A row of a panel.
+fn lanes<const WIDTH: usize>(value: impl FnMut(usize) -> f32) -> [f32; WIDTH] {
+    std::array::from_fn(value)
+}
+
+/// For each group and panel of its outputs, a row for each step. `of_step` gets the output's number among all.
+fn panels<const WIDTH: usize>(
+    groups: usize,
+    outputs: usize,
+    steps: usize,
+    of_step: impl Fn(usize, usize) -> f32,
+) -> Vec<[f32; WIDTH]> {
+    let mut panels = Vec::with_capacity(groups * outputs.div_ceil(WIDTH) * steps);
+    for group in 0..groups {
+        for first in (0..outputs).step_by(WIDTH) {
+            panels.extend((0..steps).map(|step| {
+                lanes(|lane| match first + lane < outputs {
+                    true => of_step(group * outputs + first + lane, step),
+                    false => 0.0,
+                })
+            }));
+        }
+    }
+    panels
+}
+
+/// The part of a plane, with zeros around it, that windows lie in.
+#[derive(Clone, Copy)]
+struct Window {
+    /// Its first row and column in the plane.
+    origin: [isize; 2],
+    size: [usize; 2],
+}
+
+impl Window {
+    /// From the first to the last place along each dimension. Without any it is one value.
+    fn around(ends: [Option<(isize, isize)>; 2]) -> Self {
+        let ends = ends.map(|ends| ends.unwrap_or((0, 0)));
+        Self {
+            origin: ends.map(|(low, _)| low),
+            size: ends.map(|(low, high)| (high - low + 1) as usize),
+        }
+    }
+
+    /// A place of the plane, from the first row and column of this part.
+    fn inside(&self, place: [isize; 2]) -> [usize; 2] {
+        [0, 1].map(|dim| (place[dim] - self.origin[dim]) as usize)
+    }
+
+    fn offset(&self, channel: usize, [row, column]: [usize; 2]) -> u32 {
+        let offset = (channel * self.size[0] + row) * self.size[1] + column;
+        offset
+            .try_into()
+            .expect("an image of less than 16 GiB with its padding")
+    }
+
+    fn values(&self, channels: usize) -> usize {
+        channels * self.size[0] * self.size[1]
+    }
+
+    /// Whether it is the plane itself.
+    fn is_whole(&self, plane: [usize; 2]) -> bool {
+        self.origin == [0, 0] && self.size == plane
+    }
+
+    /// Copies this part of each plane.
+    fn fill(&self, planes: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
+        let [rows, columns] = self.size;
+        let left = (-self.origin[1]).clamp(0, columns as isize) as usize;
+        let end = (width as isize - self.origin[1]).clamp(left as isize, columns as isize) as usize;
+        let from = (left as isize + self.origin[1]) as usize;
+        let planes = planes.chunks_exact((height * width).max(1));
+        for (plane, out) in planes.zip(out.chunks_exact_mut(rows * columns)) {
+            for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+                let row = row as isize + self.origin[0];
+                if row < 0 || row >= height as isize || left == end {
+                    out.fill(0.0);
+                    continue;
+                }
+                out[..left].fill(0.0);
+                out[end..].fill(0.0);
+                let values = &plane[row as usize * width + from..][..end - left];
+                copy(values, &mut out[left..end]);
+            }
+        }
+    }
+}
+
+/// Copies a row. Most are so short that a call of the system's function would take longer than the copy.
+fn copy(from: &[f32], to: &mut [f32]) {
+    let (from, from_rest) = from.as_chunks::<8>();
+    let (to, to_rest) = to.as_chunks_mut::<8>();
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+    }
+    for (to, from) in to_rest.iter_mut().zip(from_rest) {
+        *to = *from;
+    }
+}
+
+/// Outputs that are sums over windows of an image.
+struct Correlation<const WIDTH: usize> {
+    groups: usize,
+    /// Of the input, in a group.
+    channels: usize,
+    /// Rows and columns of the input.
+    plane: [usize; 2],
+    window: Window,
+    /// In a group.
+    outputs: usize,
+    /// Values of an output's plane.
+    out_plane: usize,
+    /// Where the sums start, for each group and panel of outputs.
+    first: Vec<[f32; WIDTH]>,
+    parts: Vec<Part<WIDTH>>,
+}
+
+/// Positions of an output that have the same taps.
+struct Part<const WIDTH: usize> {
+    /// Offset of each position's window.
+    rows: Vec<u32>,
+    /// Offset of each tap in a window.
+    steps: Vec<u32>,
+    panels: Vec<[f32; WIDTH]>,
+    /// Where each position is in the output's plane, if not in order.
+    places: Option<Vec<usize>>,
+}
+
+impl<const WIDTH: usize> Correlation<WIDTH> {
+    fn run(&self, kernels: Kernels, images: usize, cost: usize, input: &[f32]) -> Vec<f32> {
+        let of_output = self.groups * self.outputs * self.out_plane;
+        let of_input = self.groups * self.channels * self.plane[0] * self.plane[1];
+        let fill = |first: usize, output: &mut [MaybeUninit<f32>]| {
+            let mut block = [[0.0; WIDTH]; BLOCK];
+            let mut padded = Scratch::new(match self.window.is_whole(self.plane) {
+                true => 0,
+                false => self.window.values(self.channels),
+            });
+            for (image, output) in (first..).zip(output.chunks_exact_mut(of_output.max(1))) {
+                let input = &input[image * of_input..][..of_input];
+                for group in 0..self.groups {
+                    let of_group = of_input / self.groups;
+                    let mut input = &input[group * of_group..][..of_group];
+                    if !self.window.is_whole(self.plane) {
+                        self.window.fill(input, self.plane, &mut padded);
+                        input = &padded;
+                    }
+                    let of_group = of_output / self.groups;
+                    let output = &mut output[group * of_group..][..of_group];
+                    for part in &self.parts {
+                        self.part(kernels, part, group, input, output, &mut block);
+                    }
+                }
+            }
+        };
+        // SAFETY: the parts have all places of all planes, and `part` writes those of all outputs.
+        unsafe { written(images * of_output, of_output, cost, fill) }
+    }
+
+    /// Writes the values of a part's places for all outputs of a group.
+    fn part(
+        &self,
+        kernels: Kernels,
+        part: &Part<WIDTH>,
+        group: usize,
+        input: &[f32],
+        output: &mut [MaybeUninit<f32>],
+        block: &mut [[f32; WIDTH]; BLOCK],
+    ) {
+        let steps = part.steps.len();
+        for first in (0..self.outputs).step_by(WIDTH) {
+            let panel = group * self.outputs.div_ceil(WIDTH) + first / WIDTH;
+            let lanes = WIDTH.min(self.outputs - first);
+            let output = &mut output[first * self.out_plane..];
+            for (rows, at) in part.rows.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+                let block = &mut block[..rows.len()];
+                kernels.run(Product {
+                    a: input,
+                    rows,
+                    steps: &part.steps,
+                    b: &part.panels[panel * steps..][..steps],
+                    first: &self.first[panel],
+                    out: block,
+                    adds: false,
+                });
+                match &part.places {
+                    None => to_planes(block, &mut output[at..], self.out_plane, lanes),
+                    Some(places) => {
+                        for lane in 0..lanes {
+                            let plane = &mut output[lane * self.out_plane..];
+                            for (row, place) in block.iter().zip(&places[at..]) {
+                                plane[*place].write(row[lane]);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Kernels {
+    /// The convolution of `x` with `weight`.
+    ///
+    /// *Shape*: `x` is `conv.input`, `weight` is `conv.weight`, `bias` has a value for each output; the result is [`Conv::output`].
+    ///
+    /// # Panics
+    ///
+    /// If a slice has another length.
+    pub fn conv(self, conv: &Conv, x: &[f32], weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+        conv.check(Some(x), Some(weight), None);
+        assert!(bias.is_none_or(|bias| bias.len() == conv.weight[0]));
+        let cost = conv.multiplications();
+        match self.is_wide(conv.weight[0] / conv.groups) {
+            true => conv
+                .forward::<32>(Some(weight), bias)
+                .run(self, conv.input[0], cost, x),
+            false => conv
+                .forward::<16>(Some(weight), bias)
+                .run(self, conv.input[0], cost, x),
+        }
+    }
+
+    /// The gradient of the input, from that of the output.
+    ///
+    /// *Shape*: `gradient` is [`Conv::output`], the result is `conv.input`.
+    ///
+    /// # Panics
+    ///
+    /// If a slice has another length.
+    pub fn conv_input_gradient(self, conv: &Conv, weight: &[f32], gradient: &[f32]) -> Vec<f32> {
+        conv.check(None, Some(weight), Some(gradient));
+        let cost = conv.multiplications();
+        match self.is_wide(conv.weight[1]) {
+            true => conv
+                .backward::<32>(weight)
+                .run(self, conv.input[0], cost, gradient),
+            false => conv
+                .backward::<16>(weight)
+                .run(self, conv.input[0], cost, gradient),
+        }
+    }
+
+    /// The gradient of the weight, from the input and the gradient of the output.
+    ///
+    /// *Shape*: `x` is `conv.input`, `gradient` is [`Conv::output`], the result is `conv.weight`.
+    ///
+    /// *Memory*: copies of a part of the images and of their gradients, 1 MiB or those of one image.
+    ///
+    /// # Panics
+    ///
+    /// If a slice has another length.
+    pub fn conv_weight_gradient(self, conv: &Conv, x: &[f32], gradient: &[f32]) -> Vec<f32> {
+        conv.check(Some(x), None, Some(gradient));
+        match self.is_wide(conv.weight[0] / conv.groups) {
+            true => self.weight_gradient::<32>(conv, x, gradient),
+            false => self.weight_gradient::<16>(conv, x, gradient),
+        }
+    }
+
+    /// Whether panels of 32 of these columns are faster than those of 16: two of the widest registers for one value of the left matrix.
+    fn is_wide(self, columns: usize) -> bool {
+        let wasted = columns.next_multiple_of(32) - columns.next_multiple_of(16);
+        self.isa() == Isa::Avx512 && 8 * wasted <= columns
+    }
+
+    fn weight_gradient<const WIDTH: usize>(
+        self,
+        conv: &Conv,
+        x: &[f32],
+        gradient: &[f32],
+    ) -> Vec<f32> {
+        let forward = conv.forward::<WIDTH>(None, None);
+        let (groups, outputs) = (forward.groups, forward.outputs);
+        let positions = forward.out_plane;
+        let [Part { rows, steps, .. }] = &forward.parts[..] else {
+            unreachable!("a forward pass has one part");
+        };
+        // An image, with zeros around it, and its gradients as rows of a panel's outputs.
+        let of_image = forward.window.values(groups * forward.channels);
+        let panels = groups * outputs.div_ceil(WIDTH);
+        let images = conv.input[0];
+        let of_both = of_image + panels * positions * WIDTH;
+        let at_once = (BATCH_VALUES / of_both.max(1)).clamp(1, images.max(1));
+        // The roles change: a sum has a row for each tap, and a step for each position of each image.
+        let places: Vec<u32> = (0..at_once)
+            .flat_map(|image| {
+                let start = u32::try_from(image * of_image).expect("part of a small batch");
+                rows.iter().map(move |row| start + row)
+            })
+            .collect();
+        let mut sums = vec![[0.0; WIDTH]; panels * steps.len()];
+        let mut padded = Scratch::new(at_once * of_image);
+        let mut by_position = vec![[0.0; WIDTH]; at_once * panels * positions];
+        let cost = conv.multiplications() / images.max(1);
+        let (of_x, of_gradient) = (x.len() / images.max(1), gradient.len() / images.max(1));
+        for first in (0..images).step_by(at_once) {
+            let count = at_once.min(images - first);
+            let x = &x[first * of_x..][..count * of_x];
+            let gradient = &gradient[first * of_gradient..][..count * of_gradient];
+            let padded = &mut padded[..count * of_image];
+            each_mut(padded, of_image, count * of_x, |image, padded| {
+                let x = &x[image * of_x..][..padded.len() / of_image.max(1) * of_x];
+                forward.window.fill(x, forward.plane, padded);
+            });
+            // By panel, image and position.
+            let by_position = &mut by_position[..count * panels * positions];
+            each_mut(by_position, positions, gradient.len(), |unit, rows| {
+                for (unit, rows) in (unit..).zip(rows.chunks_exact_mut(positions.max(1))) {
+                    let (panel, image) = (unit / count, unit % count);
+                    let (group, output) = forward.outputs_of(panel);
+                    let gradient = &gradient[image * of_gradient..][..of_gradient];
+                    let gradient = &gradient[(group * outputs + output) * positions..];
+                    to_rows(gradient, positions, WIDTH.min(outputs - output), rows);
+                }
+            });
+            each_mut(&mut sums, 1, cost * count, |first, mut sums| {
+                let mut first = first;
+                while !sums.is_empty() {
+                    let (panel, tap) = (first / steps.len(), first % steps.len());
+                    let taps = sums.len().min(steps.len() - tap);
+                    let (some, rest) = sums.split_at_mut(taps);
+                    (sums, first) = (rest, first + taps);
+                    let (group, _) = forward.outputs_of(panel);
+                    let a = &padded[forward.window.values(group * forward.channels)..];
+                    let gradients = &by_position[panel * count * positions..][..count * positions];
+                    for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE)) {
+                        self.run(Product {
+                            a,
+                            rows: &steps[tap..][..taps],
+                            steps: &places[..gradients.len()],
+                            b: gradients,
+                            first: &[0.0; WIDTH],
+                            out: some,
+                            adds: true,
+                        });
+                    }
+                }
+            });
+        }
+        let fill = |_: usize, result: &mut [MaybeUninit<f32>]| {
+            for (panel, sums) in sums.chunks_exact(steps.len()).enumerate() {
+                let (group, output) = forward.outputs_of(panel);
+                let result = &mut result[(group * outputs + output) * steps.len()..];
+                to_planes(sums, result, steps.len(), WIDTH.min(outputs - output));
+            }
+        };
+        // SAFETY: the panels have all outputs, and rows for all taps.
+        unsafe { written(conv.weight.iter().product(), 0, 0, fill) }
+    }
+
+    /// The gradient of the bias, from that of the output: its sums over images and positions, in f64 over the planes.
+    ///
+    /// *Shape*: `gradient` is [`Conv::output`], the result has a value for each output.
+    ///
+    /// # Panics
+    ///
+    /// If the slice has another length.
+    pub fn conv_bias_gradient(self, conv: &Conv, gradient: &[f32]) -> Vec<f32> {
+        conv.check(None, None, Some(gradient));
+        let [_, outputs, height, width] = conv.output();
+        let mut sums = vec![0.0_f64; outputs];
+        for (at, plane) in gradient.chunks_exact((height * width).max(1)).enumerate() {
+            sums[at % outputs] += f64::from(sum(self, plane));
+        }
+        sums.into_iter().map(|sum| sum as f32).collect()
+    }
+}
+
+impl<const WIDTH: usize> Correlation<WIDTH> {
+    /// The group of a panel, and the first of its outputs in the group.
+    fn outputs_of(&self, panel: usize) -> (usize, usize) {
+        let of_group = self.outputs.div_ceil(WIDTH);
+        (panel / of_group, panel % of_group * WIDTH)
+    }
+}

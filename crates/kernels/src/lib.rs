@@ -1,0 +1,27 @@
+//! Compute kernels for CPUs. They know neither Burn nor ranks.
+//!
+//! **One rule for all: the order of an output's operations is fixed by shapes alone.** Each output is one chain of fused
+//! multiply-adds, or a sum over a fixed number of such chains. Vector lanes, register tiles, cache blocks and threads are only ever
+//! spread over outputs, so the bits are the same on every instruction set ([`Isa`]), with any number of threads, and on any machine. No
+//! function of the system's math library takes part.
+//!
+//! - [`Kernels`]: the kernels of one instruction set, by default the widest that the processor has.
+//! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
+//! - [`BatchNorm`]: batch normalisation in training, with its gradients.
+//!
+//! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
+
+mod batch_norm;
+mod conv;
+mod isa;
+mod peak;
+mod product;
+mod registers;
+mod scratch;
+mod sums;
+mod threads;
+mod transpose;
+
+pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
+pub use conv::Conv;
+pub use isa::{Isa, IsaError, Kernels};

@@ -1,0 +1,87 @@
+//! Sums whose order is that of 32 lanes, whatever the width of the registers.
+
+use crate::isa::{Kernels, Task};
+use crate::registers::Register;
+
+/// Sums that grow side by side.
+const LANES: usize = 32;
+
+/// Sums over pairs of values: `add` adds what belongs to a pair to each of `N` sums. Every 32nd pair goes to the same lane; the lanes
+/// are added last, in a fixed tree.
+#[inline(always)]
+pub(crate) fn sums<R: Register, const N: usize>(
+    a: &[f32],
+    b: &[f32],
+    add: impl Fn([R; N], R, R) -> [R; N],
+) -> [f32; N] {
+    // A register has 8 lanes or more.
+    match LANES / R::LEN {
+        2 => sums_of::<R, N, 2>(a, b, add),
+        4 => sums_of::<R, N, 4>(a, b, add),
+        _ => unreachable!("registers of 8 or 16 values"),
+    }
+}
+
+#[inline(always)]
+fn sums_of<R: Register, const N: usize, const REGISTERS: usize>(
+    a: &[f32],
+    b: &[f32],
+    add: impl Fn([R; N], R, R) -> [R; N],
+) -> [f32; N] {
+    let mut sums = [[R::splat(0.0); N]; REGISTERS];
+    let (whole_a, rest_a) = a.as_chunks::<LANES>();
+    let (whole_b, rest_b) = b.as_chunks::<LANES>();
+    for (a, b) in whole_a.iter().zip(whole_b) {
+        for (at, sums) in sums.iter_mut().enumerate() {
+            let from = at * R::LEN;
+            *sums = add(*sums, R::load(&a[from..]), R::load(&b[from..]));
+        }
+    }
+    let mut padded = [[0.0; LANES]; 2];
+    padded[0][..rest_a.len()].copy_from_slice(rest_a);
+    padded[1][..rest_b.len()].copy_from_slice(rest_b);
+    let mut lanes = [[0.0; LANES]; N];
+    for (at, sums) in sums.iter().enumerate() {
+        let from = at * R::LEN;
+        let more = add(
+            *sums,
+            R::load(&padded[0][from..]),
+            R::load(&padded[1][from..]),
+        );
+        for (n, lanes) in lanes.iter_mut().enumerate() {
+            // Lanes that have no value left keep their sums.
+            let mut with_rest = [0.0; LANES];
+            sums[n].store(&mut lanes[from..]);
+            more[n].store(&mut with_rest);
+            let left = rest_a.len().saturating_sub(from).min(R::LEN);
+            lanes[from..][..left].copy_from_slice(&with_rest[..left]);
+        }
+    }
+    lanes.map(|mut lanes| {
+        let mut count = LANES / 2;
+        while count > 0 {
+            for lane in 0..count {
+                lanes[lane] += lanes[lane + count];
+            }
+            count /= 2;
+        }
+        lanes[0]
+    })
+}
+
+/// The sum of all values.
+pub(crate) fn sum(kernels: Kernels, values: &[f32]) -> f32 {
+    struct Sum<'a>(&'a [f32]);
+
+    impl Task for Sum<'_> {
+        type Output = f32;
+
+        #[inline(always)]
+        fn run<R: Register>(self) -> f32 {
+            let [sum] = sums(self.0, self.0, |[sum]: [R; 1], value, _| [sum.add(value)]);
+            sum
+        }
+    }
+
+    kernels.run(Sum(values))
+}

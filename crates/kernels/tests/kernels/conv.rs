@@ -1,0 +1,222 @@
+//! Convolutions against sums in f64, and their bits on every instruction set and number of threads.
+
+use crate::support::{assert_close, everywhere, noise};
+use paceline_kernels::Conv;
+
+/// Output, and the gradients of input and weight, in f64 and the plainest way.
+fn expected(conv: &Conv, x: &[f32], weight: &[f32], bias: &[f32], g: &[f32]) -> [Vec<f64>; 3] {
+    let [images, outputs, height, width] = conv.output();
+    let [_, channels, rows, columns] = conv.input;
+    let [_, of_group, taps_down, taps_right] = conv.weight;
+    let mut all = [
+        vec![0.0; images * outputs * height * width],
+        vec![0.0; x.len()],
+        vec![0.0; weight.len()],
+    ];
+    for image in 0..images {
+        for output in 0..outputs {
+            let group = output / (outputs / conv.groups);
+            for (y, right) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
+                let at = ((image * outputs + output) * height + y) * width + right;
+                all[0][at] += f64::from(bias[output]);
+                for channel in 0..of_group {
+                    for (down, across) in
+                        (0..taps_down).flat_map(|d| (0..taps_right).map(move |a| (d, a)))
+                    {
+                        let row = (y * conv.stride[0] + down * conv.dilation[0]) as isize
+                            - conv.padding[0][0] as isize;
+                        let column = (right * conv.stride[1] + across * conv.dilation[1]) as isize
+                            - conv.padding[1][0] as isize;
+                        if row < 0
+                            || column < 0
+                            || row >= rows as isize
+                            || column >= columns as isize
+                        {
+                            continue;
+                        }
+                        let from = ((image * channels + group * of_group + channel) * rows
+                            + row as usize)
+                            * columns
+                            + column as usize;
+                        let tap = ((output * of_group + channel) * taps_down + down) * taps_right
+                            + across;
+                        all[0][at] += f64::from(x[from]) * f64::from(weight[tap]);
+                        all[1][from] += f64::from(g[at]) * f64::from(weight[tap]);
+                        all[2][tap] += f64::from(g[at]) * f64::from(x[from]);
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn check(conv: &Conv) {
+    let count = |shape: [usize; 4]| shape.iter().product();
+    let x = noise(1, count(conv.input));
+    let weight = noise(2, count(conv.weight));
+    let bias = noise(3, conv.weight[0]);
+    let g = noise(4, count(conv.output()));
+    let [y, of_x, of_weight] = expected(conv, &x, &weight, &bias, &g);
+    let mut of_bias = vec![0.0; bias.len()];
+    let plane = conv.output()[2] * conv.output()[3];
+    for (at, value) in g.iter().enumerate() {
+        of_bias[at / plane % bias.len()] += f64::from(*value);
+    }
+    let got = everywhere(|kernels| {
+        [
+            kernels.conv(conv, &x, &weight, Some(&bias)),
+            kernels.conv_input_gradient(conv, &weight, &g),
+            kernels.conv_weight_gradient(conv, &x, &g),
+            kernels.conv_bias_gradient(conv, &g),
+        ]
+    });
+    let case = format!("{conv:?}");
+    for (got, expected) in got.iter().zip([y, of_x, of_weight, of_bias]) {
+        assert_close(got, &expected, &case);
+    }
+}
+
+fn square(images: usize, [channels, outputs]: [usize; 2], side: usize, taps: usize) -> Conv {
+    Conv {
+        input: [images, channels, side, side],
+        weight: [outputs, channels, taps, taps],
+        stride: [1, 1],
+        padding: [[taps / 2; 2]; 2],
+        dilation: [1, 1],
+        groups: 1,
+    }
+}
+
+#[test]
+fn usual_layers() {
+    check(&square(3, [1, 16], 8, 3));
+    check(&square(2, [16, 32], 16, 3));
+    check(&square(2, [3, 17], 11, 5));
+    check(&square(5, [7, 5], 9, 1));
+    check(&Conv {
+        stride: [2, 2],
+        ..square(2, [8, 16], 14, 3)
+    });
+    check(&Conv {
+        stride: [2, 2],
+        ..square(2, [3, 20], 15, 7)
+    });
+    check(&Conv {
+        stride: [2, 2],
+        padding: [[0; 2]; 2],
+        ..square(4, [6, 4], 10, 1)
+    });
+    // More positions than one chain adds up, and more images than a batch has.
+    check(&square(9, [2, 3], 37, 3));
+    check(&square(40, [16, 16], 20, 3));
+}
+
+#[test]
+fn groups_and_dilation() {
+    check(&Conv {
+        weight: [12, 2, 3, 3],
+        groups: 3,
+        ..square(2, [6, 12], 7, 3)
+    });
+    // Depthwise.
+    check(&Conv {
+        weight: [20, 1, 3, 3],
+        groups: 20,
+        ..square(2, [20, 20], 6, 3)
+    });
+    check(&Conv {
+        dilation: [2, 3],
+        padding: [[2, 2], [3, 3]],
+        ..square(2, [4, 6], 13, 3)
+    });
+    check(&Conv {
+        dilation: [2, 1],
+        stride: [3, 2],
+        padding: [[0, 3], [2, 1]],
+        ..square(2, [4, 6], 17, 3)
+    });
+}
+
+#[test]
+fn odd_shapes() {
+    // One dimension, as a plane of one row.
+    check(&Conv {
+        input: [3, 5, 1, 31],
+        weight: [7, 5, 1, 4],
+        stride: [1, 2],
+        padding: [[0, 0], [1, 2]],
+        dilation: [1, 2],
+        groups: 1,
+    });
+    // Strides beyond the window leave inputs without a gradient.
+    check(&Conv {
+        stride: [4, 3],
+        padding: [[0; 2]; 2],
+        ..square(2, [2, 3], 11, 2)
+    });
+    check(&Conv {
+        stride: [9, 9],
+        padding: [[0; 2]; 2],
+        ..square(1, [1, 1], 5, 5)
+    });
+    // Padding beyond the window: outputs that see zeros only.
+    check(&Conv {
+        padding: [[4, 4], [5, 0]],
+        ..square(1, [2, 2], 4, 2)
+    });
+    check(&square(1, [1, 1], 1, 1));
+    // No image at all.
+    let none = square(0, [2, 3], 4, 3);
+    let kernels = paceline_kernels::Kernels::of_process().unwrap();
+    assert_eq!(kernels.conv(&none, &[], &[1.0; 54], None), []);
+    assert_eq!(kernels.conv_weight_gradient(&none, &[], &[]), [0.0; 54]);
+}
+
+#[test]
+fn shapes_from_a_seed() {
+    let mut state = 11_u64;
+    let mut draw = |from: usize, to: usize| {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        from + (state >> 33) as usize % (to - from + 1)
+    };
+    let mut checked = 0;
+    while checked < 60 {
+        let groups = draw(1, 3);
+        let (channels, outputs) = (groups * draw(1, 5), groups * draw(1, 19));
+        let conv = Conv {
+            input: [draw(1, 4), channels, draw(1, 14), draw(1, 14)],
+            weight: [outputs, channels / groups, draw(1, 4), draw(1, 4)],
+            stride: [draw(1, 3), draw(1, 3)],
+            padding: [[draw(0, 3), draw(0, 3)], [draw(0, 3), draw(0, 3)]],
+            dilation: [draw(1, 3), draw(1, 3)],
+            groups,
+        };
+        let fits = (0..2).all(|dim| {
+            let window = (conv.weight[2 + dim] - 1) * conv.dilation[dim] + 1;
+            window <= conv.input[2 + dim] + conv.padding[dim][0] + conv.padding[dim][1]
+        });
+        if fits {
+            check(&conv);
+            checked += 1;
+        }
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_reach_what_they_should() {
+    let conv = square(1, [1, 1], 5, 3);
+    let mut x = vec![1.0; 25];
+    (x[0], x[24]) = (f32::NAN, f32::INFINITY);
+    let [y] = everywhere(|kernels| [kernels.conv(&conv, &x, &[1.0; 9], None)]);
+    for (at, value) in y.iter().enumerate() {
+        let (row, column) = (at / 5, at % 5);
+        match (row.max(column) <= 1, row.min(column) >= 3) {
+            (true, _) => assert!(value.is_nan()),
+            (_, true) => assert_eq!(*value, f32::INFINITY),
+            _ => assert!(value.is_finite()),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Tests of the kernels.
+
+mod batch_norm;
+mod conv;
+mod support;
