@@ -30,17 +30,17 @@ const CONVS: [(&str, [usize; 6]); 12] = [
 fn main() {
     let mut rounds = 5;
     let mut kernels = Kernels::of_process();
-    let mut args = std::env::args().skip(1);
-    let mut is_test = true;
+    // `cargo test` runs each shape once, and passes the tests' arguments.
+    let is_test = !std::env::args().any(|arg| arg == "--bench");
+    let mut args = std::env::args().skip(1).filter(|_| !is_test);
     while let Some(arg) = args.next() {
         match &*arg {
-            "--bench" => is_test = false,
+            "--bench" => {}
             "--rounds" => rounds = args.next().and_then(|n| n.parse().ok()).expect("a number"),
             isa => kernels = isa.parse::<Isa>().and_then(Kernels::with),
         }
     }
     let kernels = kernels.unwrap_or_else(|error| panic!("{error}"));
-    // `cargo test` runs each shape once.
     let least = if is_test { Duration::ZERO } else { MEASURED };
     let rounds = if is_test { 1 } else { rounds };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
