@@ -14,11 +14,11 @@ fn expected(conv: &Conv, x: &[f32], weight: &[f32], bias: &[f32], g: &[f32]) -> 
         vec![0.0; weight.len()],
     ];
     for image in 0..images {
-        for output in 0..outputs {
+        for (output, bias) in bias.iter().enumerate() {
             let group = output / (outputs / conv.groups);
             for (y, right) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
                 let at = ((image * outputs + output) * height + y) * width + right;
-                all[0][at] += f64::from(bias[output]);
+                all[0][at] += f64::from(*bias);
                 for channel in 0..of_group {
                     for (down, across) in
                         (0..taps_down).flat_map(|d| (0..taps_right).map(move |a| (d, a)))

@@ -117,8 +117,7 @@ fn frozen_parameters_and_recomputed_blocks() {
     for recompute in [Recompute::None, Recompute::Blocks] {
         let again = bits(Net::new(&device), &x, |net, x| {
             let pass = Pass::new(recompute);
-            let output = pass.enter(|| checkpoint(net, x, Net::ours));
-            output
+            pass.enter(|| checkpoint(net, x, Net::ours))
         });
         assert!(
             plain.differing(&again).is_empty(),
