@@ -166,11 +166,10 @@ impl Conv {
         };
         let bias = (0..self.groups).flat_map(|group| {
             (0..outputs).step_by(WIDTH).map(move |first| {
-                let value = |lane| Some(bias?[group * outputs + first + lane]);
+                let of_group = bias.map(|bias| &bias[group * outputs..][..outputs]);
                 lanes(|lane| {
-                    (first + lane < outputs)
-                        .then(|| value(lane))
-                        .flatten()
+                    of_group
+                        .and_then(|bias| bias.get(first + lane).copied())
                         .unwrap_or(0.0)
                 })
             })
@@ -420,6 +419,12 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         unsafe { written(images * of_output, of_output, cost, fill) }
     }
 
+    /// The group of a panel, and the first of its outputs in the group.
+    fn outputs_of(&self, panel: usize) -> (usize, usize) {
+        let of_group = self.outputs.div_ceil(WIDTH);
+        (panel / of_group, panel % of_group * WIDTH)
+    }
+
     /// Writes the values of a part's places for all outputs of a group.
     fn part(
         &self,
@@ -627,13 +632,5 @@ impl Kernels {
             sums[at % outputs] += f64::from(sum(self, plane));
         }
         sums.into_iter().map(|sum| sum as f32).collect()
-    }
-}
-
-impl<const WIDTH: usize> Correlation<WIDTH> {
-    /// The group of a panel, and the first of its outputs in the group.
-    fn outputs_of(&self, panel: usize) -> (usize, usize) {
-        let of_group = self.outputs.div_ceil(WIDTH);
-        (panel / of_group, panel % of_group * WIDTH)
     }
 }

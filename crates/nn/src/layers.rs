@@ -1,5 +1,7 @@
 //! Burn's layers on the kernels of [`paceline_kernels`].
 
+use std::sync::{Arc, OnceLock};
+
 use burn::module::{Param, RunningState};
 use burn::nn::conv::Conv2d;
 use burn::nn::{BatchNorm, PaddingConfig2d};
@@ -58,10 +60,10 @@ pub fn conv2d(layer: &Conv2d, input: Tensor<4>) -> Tensor<4> {
     let output = kernels.conv(&conv, x.slice(), w.slice(), b.as_ref().map(Values::slice));
     let output = values::tensor(output, conv.output());
     // What is deposited last is computed first: a weight's gradient, which may be on its way to other ranks then.
-    let gradient = Slot::default();
-    let given = |gradient: &Slot| {
-        let given: Tensor<4> = gradient.get().expect("it comes before its deposits");
-        Values::of(&given).expect("of the type and the device of the output")
+    let gradient = Arc::new(OnceLock::new());
+    let given = |gradient: &OnceLock<Values>| {
+        let given = gradient.get().expect("it comes before its deposits");
+        given.clone()
     };
     let mut tip = Point::origin(&input);
     if input.is_tracked() {
@@ -85,7 +87,10 @@ pub fn conv2d(layer: &Conv2d, input: Tensor<4>) -> Tensor<4> {
             Some(values::tensor(of_b, [conv.weight[0]]))
         });
     }
-    tip.output(output, move |of_output| gradient.put(Some(of_output)))
+    tip.output(output, move |of_output| {
+        let of_output = Values::of(&of_output).expect("of the type and the device of the output");
+        assert!(gradient.set(of_output).is_ok(), "a step runs once");
+    })
 }
 
 /// Zeros before and after the rows and the columns, as Burn counts them.

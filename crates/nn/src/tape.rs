@@ -166,12 +166,6 @@ impl Slot {
         *self.0.lock().expect("no holder panics") = gradient.map(|tensor| Box::new(tensor) as _);
     }
 
-    pub(crate) fn get<const D: usize>(&self) -> Option<Tensor<D>> {
-        let gradient = self.0.lock().expect("no holder panics");
-        let gradient: Option<&Tensor<D>> = gradient.as_ref()?.downcast_ref();
-        Some(gradient.expect("a slot belongs to one tensor").clone())
-    }
-
     pub(crate) fn take<const D: usize>(&self) -> Option<Tensor<D>> {
         let gradient = self.0.lock().expect("no holder panics").take()?;
         let gradient = gradient.downcast();

@@ -252,7 +252,7 @@ impl Case {
             || matches!(self.moment, Moment::Forming | Moment::Joining) && !self.heals()
     }
 
-    /// Whoever finds a broken connection while the group forms dials again.
+    /// The rank that finds a broken connection while the group forms dials again.
     fn heals(&self) -> bool {
         self.moment == Moment::Forming && matches!(self.fault, Fault::Flip | Fault::Cut)
     }
