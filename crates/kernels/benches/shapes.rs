@@ -113,6 +113,28 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
             "| {images} x {channels} x {positions} | {forward:.1} | {backward:.1} | {copy:.1} |"
         );
     }
+    print_values(kernels, rounds, least);
+}
+
+/// Functions of each value, on values in the second cache.
+fn print_values(kernels: Kernels, rounds: usize, least: Duration) {
+    type Function = fn(Kernels, &[f32]) -> Vec<f32>;
+    const FUNCTIONS: [(&str, Function); 5] = [
+        ("exp", Kernels::exp),
+        ("log", Kernels::log),
+        ("tanh", Kernels::tanh),
+        ("erf", Kernels::erf),
+        ("copy", |_, x| x.to_vec()),
+    ];
+    println!("\n| function | ns for a value |");
+    println!("|---|---:|");
+    let x: Vec<f32> = (0..1 << 16).map(|at| at as f32 / 9973.0).collect();
+    for (name, function) in FUNCTIONS {
+        let [rate] = medians(rounds, |_| {
+            [rate(x.len(), least, || function(kernels, black_box(&x)))]
+        });
+        println!("| {name} | {:.2} |", 1.0 / rate);
+    }
 }
 
 fn medians<const N: usize>(rounds: usize, measure: impl Fn(usize) -> [f64; N]) -> [f64; N] {

@@ -8,11 +8,13 @@
 //! - [`Kernels`]: the kernels of one instruction set, by default the widest that the processor has.
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
 //! - [`BatchNorm`]: batch normalisation in training, with its gradients.
+//! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
 
 mod batch_norm;
 mod conv;
+mod functions;
 mod isa;
 mod peak;
 mod product;

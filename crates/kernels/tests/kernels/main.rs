@@ -2,4 +2,5 @@
 
 mod batch_norm;
 mod conv;
+mod functions;
 mod support;
