@@ -119,11 +119,13 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
 /// Functions of each value, on values in the second cache.
 fn print_values(kernels: Kernels, rounds: usize, least: Duration) {
     type Function = fn(Kernels, &[f32]) -> Vec<f32>;
-    const FUNCTIONS: [(&str, Function); 5] = [
+    const FUNCTIONS: [(&str, Function); 7] = [
         ("exp", Kernels::exp),
         ("log", Kernels::log),
         ("tanh", Kernels::tanh),
         ("erf", Kernels::erf),
+        ("gelu", Kernels::gelu),
+        ("gelu's gradient", |kernels, x| kernels.gelu_gradient(x, x)),
         ("copy", |_, x| x.to_vec()),
     ];
     println!("\n| function | ns for a value |");

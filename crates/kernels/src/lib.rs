@@ -9,12 +9,14 @@
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
 //! - [`BatchNorm`]: batch normalisation in training, with its gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
+//! - [`Kernels::gelu`]: the Gaussian error linear unit, with its gradient.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
 
 mod batch_norm;
 mod conv;
 mod functions;
+mod gelu;
 mod isa;
 mod peak;
 mod product;

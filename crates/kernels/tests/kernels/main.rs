@@ -3,4 +3,5 @@
 mod batch_norm;
 mod conv;
 mod functions;
+mod gelu;
 mod support;
