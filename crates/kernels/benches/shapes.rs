@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use paceline_kernels::{BatchNorm, Conv, Isa, Kernels};
+use paceline_kernels::{BatchNorm, Conv, Isa, Kernels, LayerNorm};
 
 /// Shortest time of a measurement.
 const MEASURED: Duration = Duration::from_millis(20);
@@ -113,7 +113,37 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
             "| {images} x {channels} x {positions} | {forward:.1} | {backward:.1} | {copy:.1} |"
         );
     }
+    print_rows(kernels, rounds, least);
     print_values(kernels, rounds, least);
+}
+
+/// Kernels of rows: the bytes that they must read and write for each second.
+fn print_rows(kernels: Kernels, rounds: usize, least: Duration) {
+    println!("\n| rows | layer norm, GB/s | backward | copy |");
+    println!("|---|---:|---:|---:|");
+    for [count, width] in [[4096, 256], [2048, 768], [512, 4096]] {
+        let norm = LayerNorm {
+            rows: count,
+            width,
+            epsilon: 1e-5,
+            is_centred: true,
+        };
+        let values = count * width;
+        let (x, ones) = (vec![0.5_f32; values], vec![1.0; width]);
+        let (_, moments) = kernels.layer_norm(&norm, &x, &ones, None);
+        let [forward, backward, copy] = medians(rounds, |_| {
+            [
+                rate(8 * values, least, || {
+                    kernels.layer_norm(&norm, &x, &ones, None)
+                }),
+                rate(12 * values, least, || {
+                    kernels.layer_norm_gradients(&norm, &x, &ones, &moments, &x)
+                }),
+                rate(8 * values, least, || black_box(&x).to_vec()),
+            ]
+        });
+        println!("| {count} x {width} | {forward:.1} | {backward:.1} | {copy:.1} |");
+    }
 }
 
 /// Functions of each value, on values in the second cache.

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 
 use crate::isa::{Kernels, Task};
 use crate::registers::Register;
-use crate::sums::sums;
+use crate::sums::{moments, sums};
 use crate::threads::{each_mut, written};
 
 /// Batch normalisation of values of this shape: each channel by the mean and the variance of its values in all images.
@@ -235,16 +235,7 @@ impl Task for PlaneMoments<'_> {
     #[inline(always)]
     fn run<R: Register>(self) {
         for (x, plane) in self.x.chunks_exact(self.positions.max(1)).zip(self.planes) {
-            // Distances from any value lose fewer digits than the values.
-            let shift = R::splat(x[0]);
-            let [sum] = sums(x, x, |[sum], x: R, _| [sum.add(x.sub(shift))]);
-            let mean = x[0] + sum / x.len() as f32;
-            let shift = R::splat(mean);
-            let [squares] = sums(x, x, |[sum], x: R, _| {
-                let distance = x.sub(shift);
-                [distance.mul_add(distance, sum)]
-            });
-            *plane = [mean, squares];
+            *plane = moments::<R>(x);
         }
     }
 }

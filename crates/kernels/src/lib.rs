@@ -8,6 +8,7 @@
 //! - [`Kernels`]: the kernels of one instruction set, by default the widest that the processor has.
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
 //! - [`BatchNorm`]: batch normalisation in training, with its gradients.
+//! - [`LayerNorm`]: layer normalisation, and that by the root mean square, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
 //! - [`Kernels::gelu`]: the Gaussian error linear unit, with its gradient.
 //!
@@ -18,6 +19,7 @@ mod conv;
 mod functions;
 mod gelu;
 mod isa;
+mod layer_norm;
 mod peak;
 mod product;
 mod registers;
@@ -29,3 +31,4 @@ mod transpose;
 pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
 pub use conv::Conv;
 pub use isa::{Isa, IsaError, Kernels};
+pub use layer_norm::{LayerNorm, LayerNormGradients, RowMoments};

@@ -69,6 +69,27 @@ fn sums_of<R: Register, const N: usize, const REGISTERS: usize>(
     })
 }
 
+/// The mean, and the sum of squared distances from it, of values of which there is at least one.
+#[inline(always)]
+pub(crate) fn moments<R: Register>(x: &[f32]) -> [f32; 2] {
+    // Distances from any value lose fewer digits than the values.
+    let shift = R::splat(x[0]);
+    let [sum] = sums(x, x, |[sum], x: R, _| [sum.add(x.sub(shift))]);
+    let mean = x[0] + sum / x.len() as f32;
+    [mean, squares::<R>(x, mean)]
+}
+
+/// The sum of squared distances from `middle`.
+#[inline(always)]
+pub(crate) fn squares<R: Register>(x: &[f32], middle: f32) -> f32 {
+    let middle = R::splat(middle);
+    let [squares] = sums(x, x, |[sum], x: R, _| {
+        let distance = x.sub(middle);
+        [distance.mul_add(distance, sum)]
+    });
+    squares
+}
+
 /// The sum of all values.
 pub(crate) fn sum(kernels: Kernels, values: &[f32]) -> f32 {
     struct Sum<'a>(&'a [f32]);

@@ -17,15 +17,28 @@ pub(crate) fn each_mut<T: Send>(
     cost: usize,
     work: impl Fn(usize, &mut [T]) + Sync,
 ) {
+    let mut nothing = vec![(); out.len().div_ceil(unit.max(1))];
+    let work = |first: usize, out: &mut [T], _: &mut [()]| work(first, out);
+    each_pair_mut((out, unit), (&mut nothing, 1), cost, work);
+}
+
+/// [`each_mut`] of two slices, each with the elements of its unit. They have as many units; the last of each may be a part.
+pub(crate) fn each_pair_mut<T: Send, U: Send>(
+    (out, unit): (&mut [T], usize),
+    (more, more_unit): (&mut [U], usize),
+    cost: usize,
+    work: impl Fn(usize, &mut [T], &mut [U]) + Sync,
+) {
     let threads = rayon::current_num_threads();
     let units = out.len() / unit.max(1);
     if threads == 1 || units < 2 || cost < WORK_MIN {
-        return work(0, out);
+        return work(0, out, more);
     }
     let size = units.div_ceil(TASKS_EACH * threads);
     out.par_chunks_mut(size * unit)
+        .zip(more.par_chunks_mut(size * more_unit))
         .enumerate()
-        .for_each(|(task, part)| work(task * size, part));
+        .for_each(|(task, (part, more))| work(task * size, part, more));
 }
 
 /// A vector of `len` values that `work` writes, called as in [`each_mut`]. Zeros first would cost a pass over memory.
@@ -40,8 +53,27 @@ pub(crate) unsafe fn written(
     cost: usize,
     work: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync,
 ) -> Vec<f32> {
+    let mut nothing = vec![(); len.div_ceil(unit.max(1))];
+    let work = |first: usize, out: &mut [_], _: &mut [()]| work(first, out);
+    // SAFETY: the caller's.
+    unsafe { written_beside((len, unit), (&mut nothing, 1), cost, work) }
+}
+
+/// [`written`], beside a slice that `work` gets as in [`each_pair_mut`].
+///
+/// # Safety
+///
+/// `work` writes every value that it gets.
+#[expect(unsafe_code, reason = "values that were not written first")]
+pub(crate) unsafe fn written_beside<U: Send>(
+    (len, unit): (usize, usize),
+    more: (&mut [U], usize),
+    cost: usize,
+    work: impl Fn(usize, &mut [MaybeUninit<f32>], &mut [U]) + Sync,
+) -> Vec<f32> {
     let mut values = Vec::with_capacity(len);
-    each_mut(&mut values.spare_capacity_mut()[..len], unit, cost, work);
+    let out = &mut values.spare_capacity_mut()[..len];
+    each_pair_mut((out, unit), more, cost, work);
     // SAFETY: the vector has room for them, and `work` has written them all.
     unsafe { values.set_len(len) };
     values

@@ -4,4 +4,5 @@ mod batch_norm;
 mod conv;
 mod functions;
 mod gelu;
+mod layer_norm;
 mod support;
