@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use paceline_kernels::{BatchNorm, Conv, Isa, Kernels, LayerNorm};
+use paceline_kernels::{BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
 
 /// Shortest time of a measurement.
 const MEASURED: Duration = Duration::from_millis(20);
@@ -25,6 +25,17 @@ const CONVS: [(&str, [usize; 6]); 12] = [
     ("resnet50 1x1, 56", [2, 64, 56, 256, 1, 1]),
     ("resnet50 3x3, 14", [2, 256, 14, 256, 3, 1]),
     ("resnet50 3x3, down", [2, 128, 56, 128, 3, 2]),
+];
+
+/// Rows, inputs, outputs.
+const LINEARS: [(&str, [usize; 3]); 7] = [
+    ("digits head", [64, 512, 10]),
+    ("mlp first", [64, 784, 1024]),
+    ("mlp second", [64, 1024, 1024]),
+    ("gpt query", [1024, 256, 256]),
+    ("gpt up", [1024, 256, 1024]),
+    ("gpt down", [1024, 1024, 256]),
+    ("gpt head", [1024, 256, 512]),
 ];
 
 fn main() {
@@ -78,6 +89,45 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
                 }),
                 rate(flops, least, || {
                     kernels.conv_weight_gradient(&conv, &x, &gradient)
+                }),
+                peak(kernels, least),
+            ]
+        });
+        let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
+        let [y, of_input, of_weight] = [y, of_input, of_weight].map(share);
+        println!("| {name} | {y} | {of_input} | {of_weight} | {peak:.1} |");
+    }
+    println!();
+    println!(
+        "| linear layer | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
+    );
+    println!("|---|---:|---:|---:|---:|");
+    for (name, [rows, inputs, outputs]) in LINEARS {
+        let values = |count: usize| vec![0.5_f32; count];
+        let (x, weight, gradient) = (
+            values(rows * inputs),
+            values(inputs * outputs),
+            values(rows * outputs),
+        );
+        let gemm = |[rows, columns, depth]: [usize; 3], a_transposed, b_transposed| Gemm {
+            rows,
+            columns,
+            depth,
+            a_transposed,
+            b_transposed,
+        };
+        let of_output = gemm([rows, outputs, inputs], false, false);
+        let of_input = gemm([rows, inputs, outputs], false, true);
+        let of_weight = gemm([inputs, outputs, rows], true, false);
+        let flops = 2 * rows * inputs * outputs;
+        let [y, of_input, of_weight, peak] = medians(rounds, |_| {
+            [
+                rate(flops, least, || kernels.gemm(&of_output, &x, &weight, None)),
+                rate(flops, least, || {
+                    kernels.gemm(&of_input, &gradient, &weight, None)
+                }),
+                rate(flops, least, || {
+                    kernels.gemm(&of_weight, &x, &gradient, None)
                 }),
                 peak(kernels, least),
             ]

@@ -7,8 +7,8 @@
 
 use std::mem::MaybeUninit;
 
-use crate::isa::{Isa, Kernels};
-use crate::product::Product;
+use crate::isa::Kernels;
+use crate::product::{Out, PIECE, Product};
 use crate::scratch::Scratch;
 use crate::sums::sum;
 use crate::threads::{each_mut, written};
@@ -16,8 +16,6 @@ use crate::transpose::{to_planes, to_rows};
 
 /// Positions of an output that are computed before they are written to its planes.
 const BLOCK: usize = 96;
-/// Positions whose gradients one chain adds up; the sums of such pieces are added one after another. Part of the bits.
-const PIECE: usize = 256;
 /// Values of images that the gradient of a weight has at once, at least those of one image. Part of the bits.
 const BATCH_VALUES: usize = 1 << 18;
 
@@ -448,8 +446,9 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
                     steps: &part.steps,
                     b: &part.panels[panel * steps..][..steps],
                     first: &self.first[panel],
-                    out: block,
-                    adds: false,
+                    out: Out::Old(block.as_flattened_mut()),
+                    out_step: WIDTH,
+                    lanes: WIDTH,
                 });
                 match &part.places {
                     None => to_planes(block, &mut output[at..], self.out_plane, lanes),
@@ -526,12 +525,6 @@ impl Kernels {
         }
     }
 
-    /// Whether panels of 32 of these columns are faster than those of 16: two of the widest registers for one value of the left matrix.
-    fn is_wide(self, columns: usize) -> bool {
-        let wasted = columns.next_multiple_of(32) - columns.next_multiple_of(16);
-        self.isa() == Isa::Avx512 && 8 * wasted <= columns
-    }
-
     fn weight_gradient<const WIDTH: usize>(
         self,
         conv: &Conv,
@@ -599,8 +592,9 @@ impl Kernels {
                             steps: &places[..gradients.len()],
                             b: gradients,
                             first: &[0.0; WIDTH],
-                            out: some,
-                            adds: true,
+                            out: Out::Sum(some.as_flattened_mut()),
+                            out_step: WIDTH,
+                            lanes: WIDTH,
                         });
                     }
                 }

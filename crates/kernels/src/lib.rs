@@ -7,17 +7,21 @@
 //!
 //! - [`Kernels`]: the kernels of one instruction set, by default the widest that the processor has.
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
+//! - [`Gemm`]: a product of two matrices.
+//! - [`Attention`]: fused, with its gradients.
 //! - [`BatchNorm`]: batch normalisation in training, with its gradients.
 //! - [`LayerNorm`]: layer normalisation, and that by the root mean square, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
-//! - [`Kernels::gelu`]: the Gaussian error linear unit, with its gradient.
+//! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
 
+mod activations;
+mod attention;
 mod batch_norm;
 mod conv;
 mod functions;
-mod gelu;
+mod gemm;
 mod isa;
 mod layer_norm;
 mod peak;
@@ -28,7 +32,9 @@ mod sums;
 mod threads;
 mod transpose;
 
+pub use attention::{Attention, AttentionGradients, AttentionSums};
 pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
 pub use conv::Conv;
+pub use gemm::Gemm;
 pub use isa::{Isa, IsaError, Kernels};
 pub use layer_norm::{LayerNorm, LayerNormGradients, RowMoments};

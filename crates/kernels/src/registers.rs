@@ -1,5 +1,7 @@
 //! Vector registers of each instruction set.
 
+use std::mem::MaybeUninit;
+
 /// A register of values. Its operations are those of IEEE 754 for each value.
 pub(crate) trait Register: Copy {
     /// Values in it.
@@ -10,6 +12,8 @@ pub(crate) trait Register: Copy {
     fn load(from: &[f32]) -> Self;
     /// To the first values of a slice that has enough.
     fn store(self, to: &mut [f32]);
+    /// [`store`](Self::store) to values that were never written.
+    fn write(self, to: &mut [MaybeUninit<f32>]);
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
@@ -39,6 +43,11 @@ impl Register for Portable {
     }
 
     #[inline(always)]
+    fn write(self, to: &mut [MaybeUninit<f32>]) {
+        to[..8].write_copy_of_slice(&self.0);
+    }
+
+    #[inline(always)]
     fn add(self, other: Self) -> Self {
         Self(std::array::from_fn(|at| self.0[at] + other.0[at]))
     }
@@ -65,6 +74,7 @@ pub(crate) use x86::{Avx2, Avx512};
 )]
 mod x86 {
     use std::arch::x86_64::*;
+    use std::mem::MaybeUninit;
 
     use super::Register;
 
@@ -93,6 +103,12 @@ mod x86 {
                 fn store(self, to: &mut [f32]) {
                     assert!(to.len() >= $len);
                     unsafe { $store(to.as_mut_ptr(), self.0) }
+                }
+
+                #[inline(always)]
+                fn write(self, to: &mut [MaybeUninit<f32>]) {
+                    assert!(to.len() >= $len);
+                    unsafe { $store(to.as_mut_ptr().cast(), self.0) }
                 }
 
                 #[inline(always)]

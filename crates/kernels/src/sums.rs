@@ -1,10 +1,12 @@
-//! Sums whose order is that of 32 lanes, whatever the width of the registers.
+//! Sums whose order is that of 32 lanes, whatever the width of the registers, and sums over rows.
 
 use crate::isa::{Kernels, Task};
+use crate::product::PIECE;
 use crate::registers::Register;
+use crate::threads::each_mut;
 
 /// Sums that grow side by side.
-const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Sums over pairs of values: `add` adds what belongs to a pair to each of `N` sums. Every 32nd pair goes to the same lane; the lanes
 /// are added last, in a fixed tree.
@@ -57,16 +59,20 @@ fn sums_of<R: Register, const N: usize, const REGISTERS: usize>(
             lanes[from..][..left].copy_from_slice(&with_rest[..left]);
         }
     }
-    lanes.map(|mut lanes| {
-        let mut count = LANES / 2;
-        while count > 0 {
-            for lane in 0..count {
-                lanes[lane] += lanes[lane + count];
-            }
-            count /= 2;
+    lanes.map(tree)
+}
+
+/// The sum of all lanes.
+#[inline(always)]
+pub(crate) fn tree(mut lanes: [f32; LANES]) -> f32 {
+    let mut count = LANES / 2;
+    while count > 0 {
+        for lane in 0..count {
+            lanes[lane] += lanes[lane + count];
         }
-        lanes[0]
-    })
+        count /= 2;
+    }
+    lanes[0]
 }
 
 /// The mean, and the sum of squared distances from it, of values of which there is at least one.
@@ -105,4 +111,64 @@ pub(crate) fn sum(kernels: Kernels, values: &[f32]) -> f32 {
     }
 
     kernels.run(Sum(values))
+}
+
+impl Kernels {
+    /// The sum of each column.
+    ///
+    /// *Shape*: `[rows, columns]` to `[columns]`.
+    ///
+    /// *Numerics*: 256 rows one after another, and such pieces in f64.
+    ///
+    /// # Panics
+    ///
+    /// If the values do not fill the rows.
+    pub fn column_sums(self, values: &[f32], columns: usize) -> Vec<f32> {
+        let mut sums = vec![0.0; columns];
+        if columns > 0 {
+            assert!(
+                values.len().is_multiple_of(columns),
+                "rows of {columns} columns"
+            );
+            each_mut(&mut sums, 64, values.len(), |unit, sums| {
+                let values = &values[unit * 64..];
+                self.run(ColumnSums {
+                    values,
+                    columns,
+                    sums,
+                });
+            });
+        }
+        sums
+    }
+}
+
+/// Sums of the first columns.
+struct ColumnSums<'a> {
+    values: &'a [f32],
+    columns: usize,
+    sums: &'a mut [f32],
+}
+
+impl Task for ColumnSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<R: Register>(self) {
+        let mut total = vec![0.0_f64; self.sums.len()];
+        for piece in self.values.chunks(PIECE * self.columns) {
+            self.sums.fill(0.0);
+            for row in piece.chunks(self.columns) {
+                for (sum, value) in self.sums.iter_mut().zip(row) {
+                    *sum += value;
+                }
+            }
+            for (total, sum) in total.iter_mut().zip(&*self.sums) {
+                *total += f64::from(*sum);
+            }
+        }
+        for (sum, total) in self.sums.iter_mut().zip(total) {
+            *sum = total as f32;
+        }
+    }
 }

@@ -2,6 +2,9 @@
 
 use std::mem::MaybeUninit;
 
+/// Rows that stay in the nearest cache while all their lanes are written.
+const CACHED: usize = 64;
+
 /// `rows[at][lane] = planes[lane * step + at]` for the first `lanes`, and 0 in the others.
 pub(crate) fn to_rows<const WIDTH: usize>(
     planes: &[f32],
@@ -10,30 +13,31 @@ pub(crate) fn to_rows<const WIDTH: usize>(
     rows: &mut [[f32; WIDTH]],
 ) {
     let quarters = lanes / 4 * 4;
-    let whole = rows.len() / 4 * 4;
-    for lane in (0..quarters).step_by(4) {
-        let planes: [&[f32]; 4] =
-            std::array::from_fn(|at| &planes[(lane + at) * step..][..rows.len()]);
-        for at in (0..whole).step_by(4) {
-            let block = planes.map(|plane| four(&plane[at..]));
-            for (row, values) in rows[at..at + 4].iter_mut().zip(transposed(block)) {
-                row[lane..lane + 4].copy_from_slice(&values);
-            }
-        }
-        for at in whole..rows.len() {
-            for (value, plane) in rows[at][lane..].iter_mut().zip(planes) {
-                *value = plane[at];
-            }
-        }
-    }
-    for lane in quarters..WIDTH {
-        match lane < lanes {
-            true => {
-                for (row, value) in rows.iter_mut().zip(&planes[lane * step..]) {
-                    row[lane] = *value;
+    for (rows, first) in rows.chunks_mut(CACHED).zip((0..).step_by(CACHED)) {
+        let whole = rows.len() / 4 * 4;
+        let count = rows.len();
+        let plane = |lane: usize| &planes[lane * step + first..][..count];
+        for lane in (0..quarters).step_by(4) {
+            let planes: [&[f32]; 4] = std::array::from_fn(|at| plane(lane + at));
+            for at in (0..whole).step_by(4) {
+                let block = planes.map(|plane| four(&plane[at..]));
+                for (row, values) in rows[at..at + 4].iter_mut().zip(transposed(block)) {
+                    row[lane..lane + 4].copy_from_slice(&values);
                 }
             }
-            false => rows.iter_mut().for_each(|row| row[lane] = 0.0),
+            for at in whole..rows.len() {
+                for (value, plane) in rows[at][lane..].iter_mut().zip(planes) {
+                    *value = plane[at];
+                }
+            }
+        }
+        for lane in quarters..lanes {
+            for (row, value) in rows.iter_mut().zip(plane(lane)) {
+                row[lane] = *value;
+            }
+        }
+        for row in rows {
+            row[lanes..].fill(0.0);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Tests of the kernels.
 
+mod activations;
+mod attention;
 mod batch_norm;
 mod conv;
 mod functions;
-mod gelu;
+mod gemm;
 mod layer_norm;
 mod support;

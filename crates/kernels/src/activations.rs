@@ -1,4 +1,4 @@
-//! The Gaussian error linear unit, and its gradient.
+//! Activations, and their gradients.
 
 use crate::functions::{exp, map, scaled_erfc};
 use crate::isa::Kernels;
@@ -7,6 +7,22 @@ use crate::isa::Kernels;
 const COST: usize = 32;
 
 impl Kernels {
+    /// `x` where it is above 0, and 0 elsewhere. NaN stays NaN.
+    pub fn relu(self, x: &[f32]) -> Vec<f32> {
+        map(self, [x; 2], 1, |x, _| if x <= 0.0 { 0.0 } else { x })
+    }
+
+    /// The gradient of [`Kernels::relu`]'s input, from its output and that of the output.
+    ///
+    /// # Panics
+    ///
+    /// If the slices have different lengths.
+    pub fn relu_gradient(self, output: &[f32], gradient: &[f32]) -> Vec<f32> {
+        map(self, [output, gradient], 1, |output, gradient| {
+            if output <= 0.0 { 0.0 } else { gradient }
+        })
+    }
+
     /// `x * P(x)` for each value, `P(x) = (1 + erf(x / sqrt(2))) / 2` being the probability that a normal variable lies below `x`.
     ///
     /// *Numerics*: within 4.1e-7 of the result's size. For `x` below 0, `P(x)` is computed without taking a number near 1 from 1, so the result keeps its
