@@ -4,13 +4,10 @@ use burn::module::{Initializer, Module};
 use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
 };
-use burn::tensor::activation::gelu;
-use burn::tensor::module::{attention, linear as multiply};
-use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Block, in_f32, last_linear, linear, to_device};
+use crate::{Block, attention, gelu, in_f32, last_linear, layer_norm, linear, scores, to_device};
 
 /// Standard deviation of the initial weights.
 const DEVIATION: f64 = 0.02;
@@ -118,9 +115,10 @@ impl Gpt {
     /// *Shape*: `[batch, length, width]` to `[batch, length, vocabulary]`.
     pub fn head(&self, x: Tensor<3>) -> Tensor<3> {
         let x = to_device(x, &self.norm.gamma.val().device());
-        let x = in_f32(x, |x| self.norm.forward(x));
+        let x = in_f32(x, |x| layer_norm(&self.norm, x));
         let tokens = self.embedding.module().tokens.weight.val();
-        multiply(x.clone(), to_device(tokens, &x.device()).transpose(), None)
+        let tokens = to_device(tokens, &x.device());
+        scores(x, tokens)
     }
 }
 
@@ -199,28 +197,16 @@ impl GptBlock {
 
     /// *Shape*: `[batch, length, width]`, in and out.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = in_f32(x.clone(), |x| self.attention_norm.forward(x));
+        let y = in_f32(x.clone(), |x| layer_norm(&self.attention_norm, x));
         let x = x + self.dropout.forward(self.attend(y));
-        let y = in_f32(x.clone(), |x| self.feed_norm.forward(x));
+        let y = in_f32(x.clone(), |x| layer_norm(&self.feed_norm, x));
         let y = last_linear(&self.down, gelu(linear(&self.up, y)));
         x + self.dropout.forward(y)
     }
 
     fn attend(&self, x: Tensor<3>) -> Tensor<3> {
-        let [batch, length, width] = x.dims();
-        let heads = |layer: &Linear| {
-            let x = linear(layer, x.clone());
-            x.reshape([batch, length, self.heads, width / self.heads])
-                .swap_dims(1, 2)
-        };
-        let options = AttentionModuleOptions {
-            is_causal: true,
-            ..AttentionModuleOptions::default()
-        };
-        let (query, key, value) = (heads(&self.query), heads(&self.key), heads(&self.value));
-        let y = attention(query, key, value, None, None, options);
-        let y = y.swap_dims(1, 2).reshape([batch, length, width]);
-        linear(&self.output, y)
+        let inputs = [&self.query, &self.key, &self.value].map(|layer| linear(layer, x.clone()));
+        linear(&self.output, attention(inputs, self.heads, true))
     }
 }
 

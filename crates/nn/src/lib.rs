@@ -4,19 +4,23 @@
 //! - [`checkpoint`]: a recomputed part of a model without a [`Block`] around it.
 //! - [`Supply`]: parameters that a block gets when it runs and drops afterwards.
 //! - [`linear`]: a linear layer whose weight gradients a pass can leave for later; [`last_linear`], whose product a recomputed block
-//!   saves.
-//! - [`conv2d`] and [`batch_norm`]: Burn's layers, faster on CPUs, with the same bits on any machine.
+//!   saves; [`product`] and [`scores`], for weights that are not a layer's.
+//! - [`conv2d`], [`batch_norm`], [`layer_norm`], [`relu`], [`gelu`]: Burn's own, faster on CPUs, with the same bits on any machine.
+//! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`gpt`]: a language model made of blocks.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
+mod activation;
+mod attention;
 mod block;
 mod checkpoint;
+mod conv;
 mod failure;
 pub mod gpt;
 mod in_f32;
-mod layers;
 mod linear;
+mod norm;
 mod params;
 mod pass;
 mod run;
@@ -26,12 +30,15 @@ mod tensors;
 mod turn;
 mod values;
 
+pub use activation::{gelu, relu};
+pub use attention::attention;
 pub use block::{Block, visited_block, visited_is_shared};
 pub use checkpoint::{CapturedTensor, checkpoint};
+pub use conv::conv2d;
 pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
-pub use layers::{batch_norm, conv2d};
-pub use linear::{WeightGradients, last_linear, linear};
+pub use linear::{WeightGradients, last_linear, linear, product, scores};
+pub use norm::{batch_norm, layer_norm};
 pub use paceline_kernels::{Isa, IsaError, Kernels};
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};

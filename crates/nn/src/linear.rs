@@ -2,42 +2,100 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::nn::Linear;
-use burn::tensor::module::linear as multiply;
+use burn::tensor::module::linear as burns;
 use burn::tensor::{Gradients, Shape, Tensor};
 use burn_std::{MatmulTransformAction, MatmulTransformAnalysis, MatmulTransformPolicy};
+use paceline_kernels::Gemm;
 
 use crate::pass::Pass;
-use crate::tape::{Point, custom, plain, untracked};
+use crate::tape::{Point, plain};
+use crate::values::{self, Values, of_process};
 
-/// `layer.forward(input)`. If the current [`Pass`] says so, the gradient of the layer's weight is left for later, see
-/// [`WeightGradients`].
+/// `layer.forward(input)`, and its backward pass, faster on CPUs: on the kernels of this crate's own, if the type is f32. If the current
+/// [`Pass`] says so, the gradient of the layer's weight is left for later, see [`WeightGradients`].
 ///
 /// *Shape*: `[.., inputs]` to `[.., outputs]`.
 ///
-/// *Numerics*: the bits of [`Linear::forward`] and of its backward pass. If three or more operations use `input`, their
-/// gradients may be added in another order.
+/// *Numerics*: on CPUs and in f32, each value is a sum of pieces of up to 256 fused multiply-adds in an order that the shapes fix, so the
+/// bits are the same on any number of threads and with any instruction set (`PACELINE_ISA`). Elsewhere they are those of
+/// [`Linear::forward`] and of its backward pass. If three or more operations use `input`, their gradients may be added in another order.
+///
+/// # Panics
+///
+/// As [`Linear::forward`], and if `PACELINE_ISA` names an instruction set that this processor does not have.
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    let Some(left) = left_of(layer) else {
-        return layer.forward(input);
-    };
-    let (id, weight) = (layer.weight.id, untracked(layer.weight.val()));
-    let values = plain(input.clone());
-    let is_folded = is_folded(&values, last(weight.dims()));
-    let output = multiply(input, weight, layer.bias.as_ref().map(Param::val));
-    let point = match output.is_tracked() {
-        true => Point::origin(&output),
-        false => Point::leaf(&output),
-    };
-    custom(output.clone(), output, &point, move |gradient| {
-        let of_output = gradient.clone();
-        let of_weight = move || weight_gradient(values, of_output, is_folded);
-        left.lock().products.push((id, Box::new(of_weight)));
-        Some(gradient)
+    match left_of(layer) {
+        None => multiply(Operands::of(layer, input)),
+        left => {
+            let operands = Operands::of(layer, input);
+            let output = operands.output();
+            operands.on_tape(output, left.map(|left| (left, layer.weight.id)))
+        }
+    }
+}
+
+/// The product of `x` and `weight`, plus `bias`: [`linear`] for a weight that is not a layer's.
+///
+/// *Shape*: `x` is `[.., inputs]`, `weight` is `[inputs, outputs]`, `bias` is `[outputs]`; the result is `[.., outputs]`.
+///
+/// *Numerics*: as [`linear`].
+pub fn product<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    multiply(Operands {
+        x,
+        weight,
+        bias,
+        by_rows: false,
     })
+}
+
+/// The product of `x` and each row of a matrix, as the head of a language model computes it that shares its embedding.
+///
+/// *Shape*: `x` is `[.., width]`, `rows` is `[count, width]`; the result is `[.., count]`.
+///
+/// *Numerics*: as [`linear`].
+///
+/// *Example*:
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use paceline_nn::scores;
+///
+/// let device = Device::flex();
+/// let scores = scores(Tensor::<3>::ones([2, 5, 4], &device), Tensor::ones([9, 4], &device));
+/// assert_eq!(scores.dims(), [2, 5, 9]);
+/// ```
+pub fn scores<const D: usize>(x: Tensor<D>, rows: Tensor<2>) -> Tensor<D> {
+    multiply(Operands {
+        x,
+        weight: rows,
+        bias: None,
+        by_rows: true,
+    })
+}
+
+/// A product on the kernels, or else Burn's own.
+fn multiply<const D: usize>(operands: Operands<D>) -> Tensor<D> {
+    if Values::of(&operands.x)
+        .and(Values::of(&operands.weight))
+        .is_some()
+    {
+        let output = operands.output();
+        return operands.on_tape(output, None);
+    }
+    let Operands {
+        x, weight, bias, ..
+    } = operands;
+    match operands.by_rows {
+        true => burns(x, weight.transpose(), bias),
+        false => burns(x, weight, bias),
+    }
 }
 
 /// [`linear`] for the layer whose output ends a [`Block`](crate::Block) or [`checkpoint`](crate::checkpoint). When the block runs for
@@ -64,63 +122,123 @@ pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
 /// output.sum().backward();
 /// ```
 pub fn last_linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    match Pass::current().is_some_and(|pass| pass.is_second_run()) {
-        true => only_gradients(layer, input),
-        false => linear(layer, input),
+    if !Pass::current().is_some_and(|pass| pass.is_second_run()) {
+        return linear(layer, input);
     }
+    let left = left_of(layer);
+    let x = plain(input.clone());
+    let mut shape = x.dims();
+    shape[D - 1] = last(layer.weight.val().dims());
+    let zeros = Tensor::zeros(shape, (&x.device(), x.dtype()));
+    Operands::of(layer, input).on_tape(zeros, left.map(|left| (left, layer.weight.id)))
 }
 
-/// Zeros for the layer's output, and its backward pass.
-fn only_gradients<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    let left = left_of(layer);
-    let weight = layer.weight.val();
-    let (values, matrix) = (plain(input.clone()), plain(weight.clone()));
-    let (outputs, is_folded) = (last(weight.dims()), is_folded(&values, last(weight.dims())));
-    let mut shape = values.dims();
-    shape[D - 1] = outputs;
-    let zeros = Tensor::zeros(shape, (&values.device(), values.dtype()));
-    let gradient: Arc<Mutex<Option<Tensor<D>>>> = Arc::default();
-    let given = || {
-        let gradient = gradient.clone();
-        move || gradient.lock().expect("no holder panics").clone()
-    };
-    let mut tip = Point::origin(&input);
-    if input.is_tracked() {
-        let given = given();
-        let of_input = move || Some(input_gradient(matrix, given()?, is_folded));
-        tip = tip.deposit(input, of_input);
+/// What a product is made of.
+struct Operands<const D: usize> {
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    /// The weight has a row for each output, not a column.
+    by_rows: bool,
+}
+
+impl<const D: usize> Operands<D> {
+    fn of(layer: &Linear, x: Tensor<D>) -> Self {
+        Self {
+            x,
+            weight: layer.weight.val(),
+            bias: layer.bias.as_ref().map(Param::val),
+            by_rows: false,
+        }
     }
-    let of_weight = {
-        let given = given();
-        move || Some(weight_gradient(values, given()?, is_folded))
-    };
-    let later = match left {
-        Some(left) => {
-            if !tip.is_tracked() {
-                tip = Point::leaf(&weight);
+
+    /// The product, off every tape.
+    fn output(&self) -> Tensor<D> {
+        let bias = self.bias.as_ref();
+        let all = (
+            Values::of(&self.x),
+            Values::of(&self.weight),
+            bias.map_or(Some(None), |bias| Values::of(bias).map(Some)),
+        );
+        let (x, weight) = (plain(self.x.clone()), plain(self.weight.clone()));
+        let (Some(values), Some(matrix), Some(added)) = all else {
+            let weight = if self.by_rows {
+                weight.transpose()
+            } else {
+                weight
+            };
+            return burns(x, weight, bias.cloned().map(plain));
+        };
+        let [inputs, outputs] = sizes(&weight, self.by_rows);
+        assert_eq!(
+            last(x.dims()),
+            inputs,
+            "values of an input of a linear layer"
+        );
+        let gemm = Gemm {
+            rows: rows(&x),
+            columns: outputs,
+            depth: inputs,
+            a_transposed: false,
+            b_transposed: self.by_rows,
+        };
+        let bias = added.as_ref().map(Values::slice);
+        let output = of_process().gemm(&gemm, values.slice(), matrix.slice(), bias);
+        values::tensor(output, with_last(x.dims(), outputs))
+    }
+
+    /// `output` as the product's. The gradient of the weight may be left for later.
+    fn on_tape(self, output: Tensor<D>, later: Option<(Left, ParamId)>) -> Tensor<D> {
+        let Self {
+            x,
+            weight,
+            bias,
+            by_rows,
+        } = self;
+        let (values, matrix) = (plain(x.clone()), plain(weight.clone()));
+        let is_folded = is_folded(&values, last(output.dims()));
+        let gradient: Arc<OnceLock<Tensor<D>>> = Arc::default();
+        let given = || {
+            let gradient = gradient.clone();
+            move || gradient.get().cloned()
+        };
+        // What is deposited last is computed first: parameters' gradients, which may be on their way to other ranks then.
+        let mut tip = Point::origin(&x);
+        if x.is_tracked() {
+            let given = given();
+            tip = tip.deposit(x, move || {
+                Some(input_gradient(matrix, given()?, by_rows, is_folded))
+            });
+        }
+        let of_weight = {
+            let given = given();
+            move || Some(weight_gradient(values, given()?, by_rows, is_folded))
+        };
+        let later = match later {
+            Some(later) => {
+                if !tip.is_tracked() {
+                    tip = Point::leaf(&weight);
+                }
+                Some((later, of_weight))
             }
-            Some((left, of_weight))
+            None if weight.is_tracked() => {
+                tip = tip.deposit(weight, of_weight);
+                None
+            }
+            None => None,
+        };
+        if let Some(bias) = bias.filter(Tensor::is_tracked) {
+            let given = given();
+            tip = tip.deposit(bias, move || Some(bias_gradient(given()?, is_folded)));
         }
-        None if weight.is_tracked() => {
-            tip = tip.deposit(weight, of_weight);
-            None
-        }
-        None => None,
-    };
-    if let Some(bias) = layer.bias.as_ref().map(Param::val)
-        && bias.is_tracked()
-    {
-        let given = given();
-        tip = tip.deposit(bias, move || Some(bias_gradient(given()?, is_folded)));
+        tip.output(output, move |of_output| {
+            assert!(gradient.set(of_output).is_ok(), "a step runs once");
+            if let Some(((left, id), of_weight)) = later {
+                let of_weight = move || of_weight().expect("its gradient has come");
+                left.lock().products.push((id, Box::new(of_weight)));
+            }
+        })
     }
-    let id = layer.weight.id;
-    tip.output(zeros, move |of_output| {
-        *gradient.lock().expect("no holder panics") = Some(of_output);
-        if let Some((left, of_weight)) = later {
-            let of_weight = move || of_weight().expect("its gradient has come");
-            left.lock().products.push((id, Box::new(of_weight)));
-        }
-    })
 }
 
 /// Where this run of the layer leaves the gradient of its weight, if it does.
@@ -310,36 +428,74 @@ impl ModuleVisitor for Find<'_> {
     }
 }
 
-/// What Burn's backward pass computes for the weight, with the same products and sums.
+/// The gradient of the weight; if not on the kernels, with the products and sums of Burn's backward pass.
 fn weight_gradient<const D: usize>(
     x: Tensor<D>,
     gradient: Tensor<D>,
+    by_rows: bool,
     is_folded: bool,
 ) -> Tensor<2> {
-    if is_folded {
-        return folded(x).transpose().matmul(folded(gradient));
-    }
     let size = [last(x.dims()), last(gradient.dims())];
-    summed(x.transpose().matmul(gradient), D - 2).reshape(size)
+    if let (Some(values), Some(of_output)) = (Values::of(&x), Values::of(&gradient)) {
+        let (left, right, [rows, columns]) = match by_rows {
+            true => (of_output, values, [size[1], size[0]]),
+            false => (values, of_output, size),
+        };
+        let gemm = Gemm {
+            rows,
+            columns,
+            depth: self::rows(&x),
+            a_transposed: true,
+            b_transposed: false,
+        };
+        let product = of_process().gemm(&gemm, left.slice(), right.slice(), None);
+        return values::tensor(product, [rows, columns]);
+    }
+    let of_weight = match is_folded {
+        true => folded(x).transpose().matmul(folded(gradient)),
+        false => summed(x.transpose().matmul(gradient), D - 2).reshape(size),
+    };
+    if by_rows {
+        of_weight.transpose()
+    } else {
+        of_weight
+    }
 }
 
 /// The same for the input.
 fn input_gradient<const D: usize>(
     weight: Tensor<2>,
     gradient: Tensor<D>,
+    by_rows: bool,
     is_folded: bool,
 ) -> Tensor<D> {
-    if is_folded {
-        let mut dims = gradient.dims();
-        dims[D - 1] = weight.dims()[0];
-        return folded(gradient).matmul(weight.transpose()).reshape(dims);
+    let [inputs, outputs] = sizes(&weight, by_rows);
+    let dims = with_last(gradient.dims(), inputs);
+    if let (Some(matrix), Some(of_output)) = (Values::of(&weight), Values::of(&gradient)) {
+        let gemm = Gemm {
+            rows: rows(&gradient),
+            columns: inputs,
+            depth: outputs,
+            a_transposed: false,
+            b_transposed: !by_rows,
+        };
+        let product = of_process().gemm(&gemm, of_output.slice(), matrix.slice(), None);
+        return values::tensor(product, dims);
     }
-    gradient.matmul(weight.unsqueeze::<D>().transpose())
+    let back = if by_rows { weight } else { weight.transpose() };
+    match is_folded {
+        true => folded(gradient).matmul(back).reshape(dims),
+        false => gradient.matmul(back.unsqueeze::<D>()),
+    }
 }
 
 /// The same for the bias.
 fn bias_gradient<const D: usize>(gradient: Tensor<D>, is_folded: bool) -> Tensor<1> {
     let outputs = last(gradient.dims());
+    if let Some(values) = Values::of(&gradient) {
+        let sums = of_process().column_sums(values.slice(), outputs);
+        return values::tensor(sums, [outputs]);
+    }
     match is_folded {
         true => summed(folded(gradient), 1).reshape([outputs]),
         false => summed(gradient, D - 1).reshape([outputs]),
@@ -366,9 +522,28 @@ fn is_folded<const D: usize>(x: &Tensor<D>, outputs: usize) -> bool {
 
 /// All rows in one matrix.
 fn folded<const D: usize>(x: Tensor<D>) -> Tensor<2> {
-    let columns = last(x.dims());
-    let rows = x.shape().num_elements() / columns;
-    x.reshape([rows, columns])
+    let size = [rows(&x), last(x.dims())];
+    x.reshape(size)
+}
+
+/// Inputs and outputs.
+fn sizes(weight: &Tensor<2>, by_rows: bool) -> [usize; 2] {
+    let [rows, columns] = weight.dims();
+    if by_rows {
+        [columns, rows]
+    } else {
+        [rows, columns]
+    }
+}
+
+/// Rows in all first dimensions together.
+fn rows<const D: usize>(x: &Tensor<D>) -> usize {
+    x.dims()[..D - 1].iter().product()
+}
+
+fn with_last<const D: usize>(mut dims: [usize; D], size: usize) -> [usize; D] {
+    dims[D - 1] = size;
+    dims
 }
 
 fn last<const D: usize>(dims: [usize; D]) -> usize {

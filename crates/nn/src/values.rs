@@ -3,6 +3,7 @@
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind, Flex};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use paceline_kernels::Kernels;
 
 use crate::tape::plain;
 
@@ -32,4 +33,13 @@ impl Values {
 /// A tensor without autodiff that takes `values` over.
 pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+/// The kernels of this process.
+///
+/// # Panics
+///
+/// If `PACELINE_ISA` names none that this processor has.
+pub(crate) fn of_process() -> Kernels {
+    Kernels::of_process().unwrap_or_else(|error| panic!("PACELINE_ISA: {error}"))
 }

@@ -6,10 +6,9 @@ use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d,
 };
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use paceline_ddp::in_f32;
-use paceline_nn::{batch_norm, conv2d, to_device};
+use paceline_nn::{batch_norm, conv2d, linear, relu, to_device};
 
 use crate::config::ModelSize;
 use crate::data::Features;
@@ -126,9 +125,9 @@ impl ConvNet {
         let x = conv2d(&self.conv2, near(x, &self.conv2.weight));
         let x = relu(in_f32(x, |x| batch_norm(&self.norm2, x)));
         let x: Tensor<2> = self.pool.forward(x).flatten(1, 3);
-        let x = self.hidden.forward(near(x, &self.hidden.weight));
+        let x = linear(&self.hidden, near(x, &self.hidden.weight));
         let x = self.dropout.forward(relu(x));
-        self.output.forward(near(x, &self.output.weight))
+        linear(&self.output, near(x, &self.output.weight))
     }
 }
 
@@ -161,10 +160,10 @@ impl Mlp {
     }
 
     fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let x = relu(in_f32(self.first.forward(input), |x| self.norm.forward(x)));
-        let x = self.second.forward(near(x, &self.second.weight));
+        let x = relu(in_f32(linear(&self.first, input), |x| self.norm.forward(x)));
+        let x = linear(&self.second, near(x, &self.second.weight));
         let x = self.dropout.forward(relu(x));
-        self.output.forward(near(x, &self.output.weight))
+        linear(&self.output, near(x, &self.output.weight))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
+use paceline::nn::{linear, relu};
 
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
@@ -23,7 +23,7 @@ impl Mlp {
 
     /// *Shape*: `[batch, 784]` to `[batch, 10]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = relu(self.first.forward(x));
-        self.third.forward(relu(self.second.forward(x)))
+        let x = relu(linear(&self.first, x));
+        linear(&self.third, relu(linear(&self.second, x)))
     }
 }

@@ -7,10 +7,9 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use paceline::in_f32;
-use paceline::nn::{batch_norm, conv2d};
+use paceline::nn::{batch_norm, conv2d, linear, relu};
 
 #[derive(Module, Debug)]
 pub(crate) struct ResNet20 {
@@ -42,7 +41,7 @@ impl ResNet20 {
     pub(crate) fn forward(&self, x: Tensor<4>) -> Tensor<2> {
         let x = relu(self.stem.forward(x));
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
-        self.head.forward(self.pool.forward(x).flatten(1, 3))
+        linear(&self.head, self.pool.forward(x).flatten(1, 3))
     }
 }
 

@@ -2,10 +2,15 @@
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, PaddingConfig2d};
-use burn::tensor::activation::relu;
+use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, PaddingConfig2d};
+use burn::tensor::activation as burns;
+use burn::tensor::module::attention as burns_attention;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor, Tolerance};
-use paceline_nn::{Pass, Recompute, batch_norm, checkpoint, conv2d};
+use paceline_nn::{
+    Pass, Recompute, attention, batch_norm, checkpoint, conv2d, gelu, layer_norm, linear, product,
+    relu, scores,
+};
 
 use crate::support::{Bits, device, values};
 
@@ -51,13 +56,83 @@ impl Net {
     }
 
     fn burns(&self, x: Tensor<4>) -> Tensor<4> {
-        let x = relu(self.norm.forward(self.first.forward(x)));
+        let x = burns::relu(self.norm.forward(self.first.forward(x)));
         self.second.forward(x)
     }
 }
 
+/// Attention behind a norm, beside two more products.
+#[derive(Module, Debug)]
+struct Transformer {
+    norm: LayerNorm,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    rows: Param<Tensor<2>>,
+}
+
+impl Transformer {
+    const WIDTH: usize = 24;
+    const HEADS: usize = 3;
+
+    fn new(device: &Device) -> Self {
+        let layer = |bias: bool| Linear {
+            weight: Param::from_tensor(values([Self::WIDTH; 2], device)),
+            bias: bias.then(|| Param::from_tensor(values([Self::WIDTH], device))),
+        };
+        let config = LayerNormConfig::new(Self::WIDTH).with_epsilon(1e-3);
+        let mut norm: LayerNorm = config.init(device);
+        norm.gamma = Param::from_tensor(values([Self::WIDTH], device));
+        Self {
+            norm,
+            query: layer(true),
+            key: layer(false),
+            value: layer(true),
+            rows: Param::from_tensor(values([11, Self::WIDTH], device)),
+        }
+    }
+
+    fn ours(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = layer_norm(&self.norm, x.clone());
+        let inputs = [
+            linear(&self.query, y.clone()),
+            linear(&self.key, y.clone()),
+            product(
+                y,
+                self.value.weight.val(),
+                self.value.bias.as_ref().map(Param::val),
+            ),
+        ];
+        scores(
+            gelu(x + attention(inputs, Self::HEADS, true)),
+            self.rows.val(),
+        )
+    }
+
+    fn burns(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = self.norm.forward(x.clone());
+        let [batch, length, width] = x.dims();
+        let [query, key, value] = [&self.query, &self.key, &self.value].map(|layer| {
+            let y = layer.forward(y.clone());
+            y.reshape([batch, length, Self::HEADS, width / Self::HEADS])
+                .swap_dims(1, 2)
+        });
+        let options = AttentionModuleOptions {
+            is_causal: true,
+            ..AttentionModuleOptions::default()
+        };
+        let y = burns_attention(query, key, value, None, None, options);
+        let y = y.swap_dims(1, 2).reshape([batch, length, width]);
+        burns::gelu(x + y).matmul(self.rows.val().transpose().unsqueeze())
+    }
+}
+
 /// Output, gradients of the input and of all parameters, running statistics. Copies of a net would share these.
-fn bits(net: Net, x: &Tensor<4>, forward: impl Fn(&Net, Tensor<4>) -> Tensor<4>) -> Bits {
+fn bits<M: Module, const D: usize>(
+    net: M,
+    x: &Tensor<D>,
+    forward: impl Fn(&M, Tensor<D>) -> Tensor<D>,
+) -> Bits {
     let output = forward(&net, x.clone());
     let mut bits = Bits::default();
     bits.add("output", Some(output.clone()));
@@ -89,6 +164,51 @@ fn layers_agree_with_burns() {
 }
 
 #[test]
+fn a_transformers_layers_agree_with_burns() {
+    let (device, _alone) = device();
+    for shape in [[2, 7, Transformer::WIDTH], [1, 70, Transformer::WIDTH]] {
+        let x = values(shape, &device).require_grad();
+        let ours = bits(Transformer::new(&device), &x, Transformer::ours);
+        let burns = bits(Transformer::new(&device), &x, Transformer::burns);
+        assert_eq!(ours.missing(), burns.missing());
+        ours.assert_close(&burns, Tolerance::rel_abs(1e-4, 1e-3));
+        assert!(ours.differing(&burns).contains(&"output"));
+        let again = bits(Transformer::new(&device), &x, |net, x| {
+            let pass = Pass::new(Recompute::Blocks);
+            pass.enter(|| checkpoint(net, x, Transformer::ours))
+        });
+        assert_eq!(ours.differing(&again), [""; 0]);
+        // Without autodiff, and in another type.
+        let inner = Transformer::new(&device).valid();
+        let output = inner.ours(x.clone().inner()).into_data();
+        let burns = inner.burns(x.inner()).into_data();
+        output.assert_approx_eq::<f32>(&burns, Tolerance::rel_abs(1e-4, 1e-3));
+    }
+}
+
+#[test]
+fn activations_keep_what_is_not_a_number() {
+    let x = Tensor::<1>::from_floats(
+        [f32::NAN, -0.0, f32::INFINITY, -2.0, 3.0],
+        &Device::flex().autodiff(),
+    );
+    let x = x.require_grad();
+    let y = relu(x.clone());
+    let gradients = y.clone().sum().backward();
+    let of_x: Vec<f32> = x
+        .grad(&gradients)
+        .unwrap()
+        .into_data()
+        .try_into_vec()
+        .unwrap();
+    assert_eq!(of_x, [1.0, 0.0, 1.0, 0.0, 1.0]);
+    let y: Vec<f32> = y.into_data().try_into_vec().unwrap();
+    assert!(y[0].is_nan());
+    assert_eq!(y[1..], [0.0, f32::INFINITY, 0.0, 3.0]);
+    assert!(gelu(x).slice([0..1]).into_scalar::<f32>().is_nan());
+}
+
+#[test]
 fn what_the_kernels_lack_is_left_to_burn() {
     let (device, _alone) = device();
     let net = Net::new(&device);
@@ -107,6 +227,13 @@ fn what_the_kernels_lack_is_left_to_burn() {
     let x: Tensor<4> = values([2, 8, 6, 6], &device).cast(DType::F64);
     let expected = double.forward(x.clone()).into_data();
     assert_eq!(conv2d(&double, x).into_data(), expected);
+    let x: Tensor<2> = values([4, 8], &device).cast(DType::F64);
+    let expected = burns::gelu(x.clone()).into_data();
+    assert_eq!(gelu(x.clone()).into_data(), expected);
+    let mut norm: LayerNorm = LayerNormConfig::new(8).with_bias(false).init(&device);
+    norm.gamma = Param::from_tensor(values([8], &device).cast(DType::F64));
+    let expected = norm.forward(x.clone()).into_data();
+    assert_eq!(layer_norm(&norm, x).into_data(), expected);
 }
 
 #[test]

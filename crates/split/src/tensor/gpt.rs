@@ -2,12 +2,9 @@
 
 use burn::module::Module;
 use burn::nn::{Dropout, Embedding, LayerNorm};
-use burn::tensor::activation::gelu;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Int, Tensor};
 use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
-use paceline_nn::{Block, in_f32};
+use paceline_nn::{Block, attention, gelu, in_f32, layer_norm};
 
 use super::layers::draw;
 use super::{
@@ -171,7 +168,7 @@ impl ParallelGptBlock {
         let y = tp.enter(normed(tp, &self.attention_norm, x.clone()));
         let (query, key) = (self.query.forward(y.clone()), self.key.forward(y.clone()));
         let heads = query.into_iter().zip(key).zip(self.value.forward(y));
-        let y = heads.map(|((query, key), value)| self.attend([query, key, value]));
+        let y = heads.map(|((query, key), value)| attention([query, key, value], self.heads, true));
         let y = self.output.forward(y.collect());
         let x = add(x, tp.dropout(&self.dropout, y));
         let y = tp.enter(normed(tp, &self.feed_norm, x.clone()));
@@ -179,25 +176,10 @@ impl ParallelGptBlock {
         let y = self.down.forward(y);
         add(x, tp.dropout(&self.dropout, y))
     }
-
-    /// Attention of one part's heads.
-    fn attend(&self, projected: [Tensor<3>; 3]) -> Tensor<3> {
-        let [batch, length, width] = projected[0].dims();
-        let [query, key, value] = projected.map(|x| {
-            let x = x.reshape([batch, length, self.heads, width / self.heads]);
-            x.swap_dims(1, 2)
-        });
-        let options = AttentionModuleOptions {
-            is_causal: true,
-            ..AttentionModuleOptions::default()
-        };
-        let y = attention(query, key, value, None, None, options);
-        y.swap_dims(1, 2).reshape([batch, length, width])
-    }
 }
 
 fn normed(tp: &TensorParallel, norm: &LayerNorm, x: Vec<Tensor<3>>) -> Vec<Tensor<3>> {
-    tp.on_activations(norm, x, |norm, x| in_f32(x, |x| norm.forward(x)))
+    tp.on_activations(norm, x, |norm, x| in_f32(x, |x| layer_norm(norm, x)))
 }
 
 fn add(x: Vec<Tensor<3>>, y: Vec<Tensor<3>>) -> Vec<Tensor<3>> {

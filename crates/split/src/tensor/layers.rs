@@ -2,9 +2,10 @@
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Embedding, Linear};
-use burn::tensor::module::{embedding, linear};
+use burn::tensor::module::embedding;
 use burn::tensor::{Int, Tensor};
 use paceline_nn::tape::{Point, plain};
+use paceline_nn::{product, scores};
 
 use super::exchange::Like;
 use super::operations::Slots;
@@ -50,7 +51,7 @@ impl ColumnParallelLinear {
         let mut biases = biases.map(|bias| self.tp.by_part(bias, 0, &lens).into_iter());
         let parts = inputs.into_iter().zip(weights);
         parts
-            .map(|(input, weight)| linear(input, weight, biases.as_mut().and_then(Iterator::next)))
+            .map(|(input, weight)| product(input, weight, biases.as_mut().and_then(Iterator::next)))
             .collect()
     }
 }
@@ -91,7 +92,7 @@ impl RowParallelLinear {
         let parts = inputs
             .into_iter()
             .zip(self.tp.by_part(weight, 0, &lens))
-            .map(|(input, weight)| linear(input, weight, None));
+            .map(|(input, weight)| product(input, weight, None));
         let sum = self.tp.leave(parts.collect());
         let Some(bias) = &self.bias else { return sum };
         let add = |bias: &Param<Tensor<1>>, x: Tensor<D>| x + bias.val().unsqueeze();
@@ -154,9 +155,7 @@ impl ParallelEmbedding {
     /// *Shape*: `[.., width]` for each part of this rank to `[.., tokens of the part]`.
     pub fn scores<const D: usize>(&self, inputs: Vec<Tensor<D>>) -> Vec<Tensor<D>> {
         let parts = inputs.into_iter().zip(self.by_part());
-        parts
-            .map(|(input, weight)| linear(input, weight.transpose(), None))
-            .collect()
+        parts.map(|(input, rows)| scores(input, rows)).collect()
     }
 
     /// The id of the rows.
