@@ -169,8 +169,10 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
 
 /// Kernels of rows: the bytes that they must read and write for each second.
 fn print_rows(kernels: Kernels, rounds: usize, least: Duration) {
-    println!("\n| rows | layer norm, GB/s | backward | copy |");
-    println!("|---|---:|---:|---:|");
+    println!(
+        "\n| rows | layer norm, GB/s | backward | softmax | backward | cross-entropy | backward | copy |"
+    );
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|");
     for [count, width] in [[4096, 256], [2048, 768], [512, 4096]] {
         let norm = LayerNorm {
             rows: count,
@@ -181,7 +183,9 @@ fn print_rows(kernels: Kernels, rounds: usize, least: Duration) {
         let values = count * width;
         let (x, ones) = (vec![0.5_f32; values], vec![1.0; width]);
         let (_, moments) = kernels.layer_norm(&norm, &x, &ones, None);
-        let [forward, backward, copy] = medians(rounds, |_| {
+        let targets = vec![1; count];
+        let (_, sums) = kernels.cross_entropy(&x, width, &targets);
+        let rates: [f64; 7] = medians(rounds, |_| {
             [
                 rate(8 * values, least, || {
                     kernels.layer_norm(&norm, &x, &ones, None)
@@ -189,10 +193,21 @@ fn print_rows(kernels: Kernels, rounds: usize, least: Duration) {
                 rate(12 * values, least, || {
                     kernels.layer_norm_gradients(&norm, &x, &ones, &moments, &x)
                 }),
+                rate(8 * values, least, || kernels.softmax(&x, width)),
+                rate(12 * values, least, || {
+                    kernels.softmax_gradient(&x, &x, width)
+                }),
+                rate(4 * values, least, || {
+                    kernels.cross_entropy(&x, width, &targets)
+                }),
+                rate(8 * values, least, || {
+                    kernels.cross_entropy_gradient(&x, width, &targets, &sums, 1.0)
+                }),
                 rate(8 * values, least, || black_box(&x).to_vec()),
             ]
         });
-        println!("| {count} x {width} | {forward:.1} | {backward:.1} | {copy:.1} |");
+        let rates = rates.map(|rate| format!("{rate:.1}")).join(" | ");
+        println!("| {count} x {width} | {rates} |");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::isa::{Kernels, Task};
 use crate::product::{Out, Product};
 use crate::registers::Register;
 use crate::scratch::Scratch;
-use crate::sums::{LANES, sums, tree};
+use crate::sums::{LANES, add_lanes, sums};
 use crate::threads::each_mut;
 use crate::transpose::to_rows;
 
@@ -473,7 +473,7 @@ impl Task for Softmax<'_> {
                     *lane += *value;
                 }
             }
-            *sums = [most, 1.0 / tree(lanes)];
+            *sums = [most, 1.0 / add_lanes(lanes)];
         }
     }
 }

@@ -11,6 +11,7 @@
 //! - [`Attention`]: fused, with its gradients.
 //! - [`BatchNorm`]: batch normalisation in training, with its gradients.
 //! - [`LayerNorm`]: layer normalisation, and that by the root mean square, with their gradients.
+//! - [`Kernels::softmax`], [`Kernels::cross_entropy`]: probabilities from logits and the loss of a classifier, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
 //! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
 //!
@@ -20,6 +21,7 @@ mod activations;
 mod attention;
 mod batch_norm;
 mod conv;
+mod cross_entropy;
 mod functions;
 mod gemm;
 mod isa;
@@ -28,6 +30,7 @@ mod peak;
 mod product;
 mod registers;
 mod scratch;
+mod softmax;
 mod sums;
 mod threads;
 mod transpose;
@@ -35,6 +38,7 @@ mod transpose;
 pub use attention::{Attention, AttentionGradients, AttentionSums};
 pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
 pub use conv::Conv;
+pub use cross_entropy::RowSums;
 pub use gemm::Gemm;
 pub use isa::{Isa, IsaError, Kernels};
 pub use layer_norm::{LayerNorm, LayerNormGradients, RowMoments};

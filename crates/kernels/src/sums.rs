@@ -59,12 +59,12 @@ fn sums_of<R: Register, const N: usize, const REGISTERS: usize>(
             lanes[from..][..left].copy_from_slice(&with_rest[..left]);
         }
     }
-    lanes.map(tree)
+    lanes.map(add_lanes)
 }
 
 /// The sum of all lanes.
 #[inline(always)]
-pub(crate) fn tree(mut lanes: [f32; LANES]) -> f32 {
+pub(crate) fn add_lanes(mut lanes: [f32; LANES]) -> f32 {
     let mut count = LANES / 2;
     while count > 0 {
         for lane in 0..count {
