@@ -3,10 +3,11 @@
 //!
 //! Usage: cargo bench -p paceline-kernels [-- --rounds N] [ISA]
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use paceline_kernels::{BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
+use paceline_kernels::{AdamW, BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
 
 /// Shortest time of a measurement.
 const MEASURED: Duration = Duration::from_millis(20);
@@ -232,6 +233,21 @@ fn print_values(kernels: Kernels, rounds: usize, least: Duration) {
         });
         println!("| {name} | {:.2} |", 1.0 / rate);
     }
+    let optimiser = AdamW {
+        learning_rate: 1e-3,
+        beta_1: 0.9,
+        beta_2: 0.999,
+        epsilon: 1e-8,
+        weight_decay: 0.01,
+    };
+    let state = RefCell::new([(); 3].map(|()| x.clone()));
+    let [rate] = medians(rounds, |_| {
+        [rate(x.len(), least, || {
+            let [parameter, first, second] = &mut *state.borrow_mut();
+            kernels.adamw(&optimiser, 1, parameter, &x, [first, second]);
+        })]
+    });
+    println!("| AdamW | {:.2} |", 1.0 / rate);
 }
 
 fn medians<const N: usize>(rounds: usize, measure: impl Fn(usize) -> [f64; N]) -> [f64; N] {

@@ -14,10 +14,12 @@
 //! - [`Kernels::softmax`], [`Kernels::cross_entropy`]: probabilities from logits and the loss of a classifier, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
 //! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
+//! - [`AdamW`]: steps of an optimizer.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
 
 mod activations;
+mod adamw;
 mod attention;
 mod batch_norm;
 mod conv;
@@ -35,6 +37,7 @@ mod sums;
 mod threads;
 mod transpose;
 
+pub use adamw::AdamW;
 pub use attention::{Attention, AttentionGradients, AttentionSums};
 pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
 pub use conv::Conv;

@@ -1,6 +1,7 @@
 //! Tests of the kernels.
 
 mod activations;
+mod adamw;
 mod attention;
 mod batch_norm;
 mod conv;
