@@ -21,11 +21,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
-use burn::optim::{AdamWConfig, ModuleOptimizer};
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Int, Tensor};
 use paceline::device;
 use paceline::nn::gpt::Gpt;
+use paceline::nn::{AdamWConfig, cross_entropy};
 use paceline::timeline::{Activity, Timeline};
 use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, ReduceOp, weights};
 use serde_json::{Value, json};
@@ -170,7 +170,6 @@ fn fitting(args: &Args, step: f64, limit: usize) -> (usize, usize) {
 struct Run<W: Workload> {
     ddp: Ddp,
     optimizer: ModuleOptimizer,
-    loss: CrossEntropyLoss,
     /// This rank's shards.
     samples: Vec<(W::Input, Tensor<1, Int>)>,
     precision: Precision,
@@ -211,7 +210,6 @@ impl<W: Workload> Run<W> {
                 .map(|shard| W::samples(batch, shard, args.precision, device))
                 .collect(),
             optimizer: optimizer.init(),
-            loss: CrossEntropyLossConfig::new().init(device),
             precision: args.precision,
             losses: args.losses,
             batch,
@@ -237,12 +235,12 @@ impl<W: Workload> Run<W> {
 
     fn step(&mut self, net: W) -> Result<(W, Timeline), Box<dyn Error>> {
         let first = self.ddp.shards().start;
-        let (samples, loss, losses) = (&self.samples, &self.loss, self.losses);
+        let (samples, losses) = (&self.samples, self.losses);
         let (precision, weight) = (self.precision, self.batch as f32);
         let reduced = self.ddp.step(&net, |shard| {
             let (input, classes) = samples[shard.shard() - first].clone();
             let scores = precision.logits(shard.model()?.scores(input));
-            let loss = loss.forward(scores, classes);
+            let loss = cross_entropy(scores, classes);
             if losses {
                 shard.add(0, loss.clone().into_scalar());
             }

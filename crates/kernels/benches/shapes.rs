@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use paceline_kernels::{AdamW, BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
+use paceline_kernels::{AdamW, Attention, BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
 
 /// Shortest time of a measurement.
 const MEASURED: Duration = Duration::from_millis(20);
@@ -164,8 +164,43 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
             "| {images} x {channels} x {positions} | {forward:.1} | {backward:.1} | {copy:.1} |"
         );
     }
+    print_attention(kernels, rounds, least);
     print_rows(kernels, rounds, least);
     print_values(kernels, rounds, least);
+}
+
+/// Causal attention: two products, and five in the backward pass, of which half is seen.
+fn print_attention(kernels: Kernels, rounds: usize, least: Duration) {
+    println!("\n| causal attention | output, GFLOP/s | gradients | multiply-adds on registers |");
+    println!("|---|---:|---:|---:|");
+    for [sequences, heads, length, width] in [[8, 4, 128, 64], [2, 12, 512, 64], [1, 8, 2048, 64]] {
+        let attention = Attention {
+            sequences,
+            heads,
+            queries: length,
+            keys: length,
+            width,
+            causal: true,
+        };
+        let x = vec![0.5_f32; sequences * length * heads * width];
+        let inputs = [&x[..]; 3];
+        let (_, sums) = kernels.attention(&attention, inputs);
+        let flops = sequences * heads * length * length * width;
+        let [output, gradients, peak] = medians(rounds, |_| {
+            [
+                rate(2 * flops, least, || kernels.attention(&attention, inputs)),
+                rate(5 * flops, least, || {
+                    kernels.attention_gradients(&attention, inputs, &sums, &x, &x)
+                }),
+                peak(kernels, least),
+            ]
+        });
+        let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
+        let [output, gradients] = [output, gradients].map(share);
+        println!(
+            "| {sequences} x {length} x {heads} x {width} | {output} | {gradients} | {peak:.1} |"
+        );
+    }
 }
 
 /// Kernels of rows: the bytes that they must read and write for each second.

@@ -7,10 +7,11 @@ use std::mem::MaybeUninit;
 
 use crate::functions::exp;
 use crate::isa::{Kernels, Task};
-use crate::product::{Out, Product};
+use crate::product::{Left, Out, Product};
 use crate::registers::Register;
 use crate::scratch::Scratch;
-use crate::sums::{LANES, add_lanes, sums};
+use crate::softmax::to_powers;
+use crate::sums::{LANES, sums};
 use crate::threads::each_mut;
 use crate::transpose::to_rows;
 
@@ -383,8 +384,7 @@ impl<const WIDTH: usize> Panels<WIDTH> {
 
     fn new(steps: usize, panels: usize, fill: impl Fn(usize, &mut [[f32; WIDTH]])) -> Self {
         let mut values = Scratch::new(panels * steps * WIDTH);
-        let (rows, _) = values.as_chunks_mut();
-        for (panel, rows) in rows.chunks_mut(steps.max(1)).enumerate() {
+        for (panel, rows) in values.rows_mut().chunks_mut(steps.max(1)).enumerate() {
             fill(panel, rows);
         }
         Self {
@@ -413,12 +413,14 @@ impl<const WIDTH: usize> Panels<WIDTH> {
         mut out: Out<'_>,
         out_step: usize,
     ) {
-        let (panels, _) = self.values.as_chunks::<WIDTH>();
+        let panels = self.values.rows::<WIDTH>();
         for panel in 0..columns.div_ceil(WIDTH) {
             kernels.run(Product {
-                a,
-                rows,
-                steps,
+                a: Left::Windows {
+                    values: a,
+                    rows,
+                    steps,
+                },
                 b: &panels[panel * self.steps..][..self.steps],
                 first: &[0.0; WIDTH],
                 out: out.from(panel * WIDTH),
@@ -458,22 +460,9 @@ impl Task for Softmax<'_> {
             let seen = self.attention.seen(self.first + at);
             let row = &mut row[..all_seen.next_multiple_of(LANES)];
             row[seen..].fill(f32::NEG_INFINITY);
-            let (row, _) = row.as_chunks_mut::<LANES>();
-            let mut most = [f32::NEG_INFINITY; LANES];
-            for row in &*row {
-                for (most, value) in most.iter_mut().zip(row) {
-                    *most = if *value > *most { *value } else { *most };
-                }
-            }
-            let most = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
-            let mut lanes = [0.0; LANES];
-            for row in row {
-                for (lane, value) in lanes.iter_mut().zip(row) {
-                    *value = exp((*value - most) * scale);
-                    *lane += *value;
-                }
-            }
-            *sums = [most, 1.0 / add_lanes(lanes)];
+            row.iter_mut().for_each(|value| *value *= scale);
+            let [largest, sum] = to_powers(row);
+            *sums = [largest, 1.0 / sum];
         }
     }
 }
@@ -498,7 +487,7 @@ impl Task for SoftmaxGradient<'_> {
         let Attention { width, .. } = *self.attention;
         let scale = self.attention.scale();
         let all_seen = self.attention.seen(self.first + self.sums.len() - 1);
-        for (at, [most, inverse]) in self.sums.iter().enumerate() {
+        for (at, [largest, inverse]) in self.sums.iter().enumerate() {
             let from = at * self.attention.step();
             let (output, gradient) = (
                 &self.output[from..][..width],
@@ -510,9 +499,15 @@ impl Task for SoftmaxGradient<'_> {
             let row = at * self.attention.padded()..;
             let seen = self.attention.seen(self.first + at);
             let (weights, of_weights) = (&mut self.weights[row.clone()], &mut self.of_weights[row]);
-            for (weight, gradient) in weights[..seen].iter_mut().zip(&mut *of_weights) {
-                *weight = exp((*weight - most) * scale) * inverse;
-                *gradient = (*gradient - along) * *weight * scale;
+            // Whole lanes, because what a loop over registers leaves over would take as long as the loop.
+            let (whole, _) = weights.as_chunks_mut::<LANES>();
+            let (whole_gradients, _) = of_weights.as_chunks_mut::<LANES>();
+            let lanes = whole.iter_mut().zip(whole_gradients);
+            for (weights, gradients) in lanes.take(seen.div_ceil(LANES)) {
+                for (weight, gradient) in weights.iter_mut().zip(gradients) {
+                    *weight = exp(*weight * scale - largest) * inverse;
+                    *gradient = (*gradient - along) * *weight * scale;
+                }
             }
             weights[seen..all_seen].fill(0.0);
             of_weights[seen..all_seen].fill(0.0);

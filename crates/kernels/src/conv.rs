@@ -8,7 +8,7 @@
 use std::mem::MaybeUninit;
 
 use crate::isa::Kernels;
-use crate::product::{Out, PIECE, Product};
+use crate::product::{Left, Out, PIECE, Product};
 use crate::scratch::Scratch;
 use crate::sums::sum;
 use crate::threads::{each_mut, written};
@@ -151,7 +151,7 @@ impl Conv {
             }
         }
         let packed = weight.map(|weight| {
-            panels(self.groups, outputs, steps.len(), |output, step| {
+            panels::<WIDTH>(self.groups, outputs, steps.len(), |output, step| {
                 let (channel, tap) = taps[step];
                 weight[self.at(output, channel, tap)]
             })
@@ -159,7 +159,7 @@ impl Conv {
         let part = Part {
             rows: starts.map(|start| window.offset(0, start)).collect(),
             steps,
-            panels: packed.unwrap_or_default(),
+            panels: packed.unwrap_or_else(|| Scratch::new(0)),
             places: None,
         };
         let bias = (0..self.groups).flat_map(|group| {
@@ -239,7 +239,7 @@ impl Conv {
                 });
                 parts.push(Part {
                     rows: grid().map(|place| window.offset(0, place)).collect(),
-                    panels: panels(self.groups, channels, steps.len(), of_step),
+                    panels: panels::<WIDTH>(self.groups, channels, steps.len(), of_step),
                     steps,
                     places: (self.stride != [1, 1]).then(|| places.collect()),
                 });
@@ -269,16 +269,17 @@ fn panels<const WIDTH: usize>(
     outputs: usize,
     steps: usize,
     of_step: impl Fn(usize, usize) -> f32,
-) -> Vec<[f32; WIDTH]> {
-    let mut panels = Vec::with_capacity(groups * outputs.div_ceil(WIDTH) * steps);
+) -> Scratch {
+    let mut panels = Scratch::new(groups * outputs.div_ceil(WIDTH) * steps * WIDTH);
+    let mut rows = panels.rows_mut().iter_mut();
     for group in 0..groups {
         for first in (0..outputs).step_by(WIDTH) {
-            panels.extend((0..steps).map(|step| {
-                lanes(|lane| match first + lane < outputs {
+            for (step, row) in (0..steps).zip(&mut rows) {
+                *row = lanes::<WIDTH>(|lane| match first + lane < outputs {
                     true => of_step(group * outputs + first + lane, step),
                     false => 0.0,
-                })
-            }));
+                });
+            }
         }
     }
     panels
@@ -381,7 +382,7 @@ struct Part<const WIDTH: usize> {
     rows: Vec<u32>,
     /// Offset of each tap in a window.
     steps: Vec<u32>,
-    panels: Vec<[f32; WIDTH]>,
+    panels: Scratch,
     /// Where each position is in the output's plane, if not in order.
     places: Option<Vec<usize>>,
 }
@@ -391,7 +392,7 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         let of_output = self.groups * self.outputs * self.out_plane;
         let of_input = self.groups * self.channels * self.plane[0] * self.plane[1];
         let fill = |first: usize, output: &mut [MaybeUninit<f32>]| {
-            let mut block = [[0.0; WIDTH]; BLOCK];
+            let mut block = Scratch::new(BLOCK * WIDTH);
             let mut padded = Scratch::new(match self.window.is_whole(self.plane) {
                 true => 0,
                 false => self.window.values(self.channels),
@@ -408,7 +409,7 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
                     let of_group = of_output / self.groups;
                     let output = &mut output[group * of_group..][..of_group];
                     for part in &self.parts {
-                        self.part(kernels, part, group, input, output, &mut block);
+                        self.part(kernels, part, group, input, output, block.rows_mut());
                     }
                 }
             }
@@ -431,7 +432,7 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         group: usize,
         input: &[f32],
         output: &mut [MaybeUninit<f32>],
-        block: &mut [[f32; WIDTH]; BLOCK],
+        block: &mut [[f32; WIDTH]],
     ) {
         let steps = part.steps.len();
         for first in (0..self.outputs).step_by(WIDTH) {
@@ -441,10 +442,12 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
             for (rows, at) in part.rows.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
                 let block = &mut block[..rows.len()];
                 kernels.run(Product {
-                    a: input,
-                    rows,
-                    steps: &part.steps,
-                    b: &part.panels[panel * steps..][..steps],
+                    a: Left::Windows {
+                        values: input,
+                        rows,
+                        steps: &part.steps,
+                    },
+                    b: &part.panels.rows()[panel * steps..][..steps],
                     first: &self.first[panel],
                     out: Out::Old(block.as_flattened_mut()),
                     out_step: WIDTH,
@@ -550,9 +553,12 @@ impl Kernels {
                 rows.iter().map(move |row| start + row)
             })
             .collect();
-        let mut sums = vec![[0.0; WIDTH]; panels * steps.len()];
+        let mut sums = Scratch::new(panels * steps.len() * WIDTH);
+        sums.fill(0.0);
+        let sums = sums.rows_mut::<WIDTH>();
         let mut padded = Scratch::new(at_once * of_image);
-        let mut by_position = vec![[0.0; WIDTH]; at_once * panels * positions];
+        let mut by_position = Scratch::new(at_once * panels * positions * WIDTH);
+        let by_position = by_position.rows_mut::<WIDTH>();
         let cost = conv.multiplications() / images.max(1);
         let (of_x, of_gradient) = (x.len() / images.max(1), gradient.len() / images.max(1));
         for first in (0..images).step_by(at_once) {
@@ -575,7 +581,7 @@ impl Kernels {
                     to_rows(gradient, positions, WIDTH.min(outputs - output), rows);
                 }
             });
-            each_mut(&mut sums, 1, cost * count, |first, mut sums| {
+            each_mut(sums, 1, cost * count, |first, mut sums| {
                 let mut first = first;
                 while !sums.is_empty() {
                     let (panel, tap) = (first / steps.len(), first % steps.len());
@@ -587,9 +593,11 @@ impl Kernels {
                     let gradients = &by_position[panel * count * positions..][..count * positions];
                     for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE)) {
                         self.run(Product {
-                            a,
-                            rows: &steps[tap..][..taps],
-                            steps: &places[..gradients.len()],
+                            a: Left::Windows {
+                                values: a,
+                                rows: &steps[tap..][..taps],
+                                steps: &places[..gradients.len()],
+                            },
                             b: gradients,
                             first: &[0.0; WIDTH],
                             out: Out::Sum(some.as_flattened_mut()),

@@ -3,15 +3,16 @@
 #![expect(unsafe_code, reason = "results are not filled with zeros first")]
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use crate::isa::Kernels;
-use crate::product::{Out, PIECE, Product};
+use crate::product::{Left, Out, PIECE, Product};
 use crate::scratch::Scratch;
 use crate::threads::{each_mut, written};
 use crate::transpose::{to_planes, to_rows};
 
 /// Rows of the left matrix that stay in the second cache while all panels pass.
-const BLOCK: usize = 96;
+const BLOCK: usize = 144;
 /// Rows that the registers of every instruction set share evenly.
 const UNIT: usize = 24;
 
@@ -58,7 +59,7 @@ impl Kernels {
     ///
     /// *Shape*: `a` is `[rows, depth]`, `b` is `[depth, columns]`, `bias` has a value for each column; the result is `[rows, columns]`.
     ///
-    /// *Memory*: a copy of the smaller matrix, if `b` is transposed.
+    /// *Memory*: a copy of `b`, or of the smaller matrix if `b` is transposed; less for few rows.
     ///
     /// # Panics
     ///
@@ -110,28 +111,33 @@ fn product<const WIDTH: usize>(
     bias: Option<&[f32]>,
 ) -> Vec<f32> {
     let columns = b.columns;
-    let packed = b.transposed.then(|| Packed::<WIDTH>::new(b));
+    // A panel that few rows meet is copied when they do, and never leaves the nearest cache.
+    let packed = (b.transposed || a.rows > 2 * BLOCK).then(|| Packed::<WIDTH>::new(b));
     let first: Vec<[f32; WIDTH]> = match bias {
         Some(bias) => bias.chunks(WIDTH).map(padded).collect(),
         None => vec![[0.0; WIDTH]; columns.div_ceil(WIDTH)],
     };
-    let steps = a.steps();
     let fill = |unit: usize, out: &mut [MaybeUninit<f32>]| {
         let mut own = Scratch::new(PIECE.min(b.rows) * WIDTH);
-        let (own, _) = own.as_chunks_mut();
+        let own = own.rows_mut();
+        let mut copied = Scratch::new(BLOCK * PIECE.min(a.columns));
         let blocks = out
             .chunks_mut(BLOCK * columns)
             .zip((unit * UNIT..).step_by(BLOCK));
         for (out, row) in blocks {
-            let rows = a.starts(row, out.len() / columns);
-            for (piece, steps) in pieces(&steps).enumerate() {
+            let rows = row..row + out.len() / columns;
+            for piece in 0..pieces(b.rows) {
+                let steps = piece_of(b.rows, piece);
+                let windows = a.windows(rows.clone(), steps.clone());
+                let left = match first.len() < 3 && !a.transposed {
+                    true => windows.left(a),
+                    false => a.tiles(kernels, &rows, &steps, &mut copied),
+                };
                 for (panel, first) in first.iter().enumerate() {
                     let out = &mut out[panel * WIDTH..];
                     let place = (panel, piece * PIECE);
                     kernels.run(Product {
-                        a: a.values,
-                        rows: &rows,
-                        steps,
+                        a: left,
                         b: match &packed {
                             Some(packed) => packed.panel(place),
                             None => {
@@ -167,20 +173,19 @@ fn product<const WIDTH: usize>(
 /// The transposed of `a * b`.
 fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View<'_>) -> Vec<f32> {
     let packed = Packed::<WIDTH>::new(b);
-    let steps = a.steps();
     let fill = |panel: usize, out: &mut [MaybeUninit<f32>]| {
-        let mut sums = [[0.0; WIDTH]; BLOCK];
+        let mut sums = Scratch::new(BLOCK * WIDTH);
+        let sums = sums.rows_mut::<WIDTH>();
         for (out, panel) in out.chunks_mut(WIDTH * a.rows).zip(panel..) {
             let lanes = out.len() / a.rows;
             for row in (0..a.rows).step_by(BLOCK) {
-                let rows = a.starts(row, BLOCK.min(a.rows - row));
+                let rows = row..a.rows.min(row + BLOCK);
                 let sums = &mut sums[..rows.len()];
-                for (piece, steps) in pieces(&steps).enumerate() {
+                for piece in 0..pieces(a.columns) {
+                    let steps = piece_of(a.columns, piece);
                     let out = sums.as_flattened_mut();
                     kernels.run(Product {
-                        a: a.values,
-                        rows: &rows,
-                        steps,
+                        a: a.windows(rows.clone(), steps).left(a),
                         b: packed.panel((panel, piece * PIECE)),
                         first: &[0.0; WIDTH],
                         out: if piece == 0 {
@@ -207,11 +212,13 @@ fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View
     }
 }
 
-/// The parts of all steps, at least one.
-fn pieces(steps: &[u32]) -> impl Iterator<Item = &[u32]> {
-    (0..steps.len().max(1))
-        .step_by(PIECE)
-        .map(|from| &steps[from..steps.len().min(from + PIECE)])
+/// Parts of all steps, at least one.
+fn pieces(steps: usize) -> usize {
+    steps.div_ceil(PIECE).max(1)
+}
+
+fn piece_of(steps: usize, piece: usize) -> Range<usize> {
+    piece * PIECE..steps.min((piece + 1) * PIECE)
 }
 
 impl View<'_> {
@@ -224,18 +231,61 @@ impl View<'_> {
         }
     }
 
-    /// Where rows start.
-    fn starts(&self, first: usize, count: usize) -> Vec<u32> {
-        let step = if self.transposed { 1 } else { self.columns };
-        (first..first + count)
-            .map(|row| offset(row * step))
-            .collect()
+    /// Rows of a left matrix that stay where they are, and some of their values: for few panels, which would not pay for a copy.
+    fn windows(&self, rows: Range<usize>, steps: Range<usize>) -> Windows {
+        let (row_step, step) = match self.transposed {
+            true => (1, self.rows),
+            false => (self.columns, 1),
+        };
+        Windows {
+            rows: rows.map(|row| offset(row * row_step)).collect(),
+            steps: steps.map(|at| offset(at * step)).collect(),
+        }
     }
 
-    /// Where a row has its values, from its start.
-    fn steps(&self) -> Vec<u32> {
-        let step = if self.transposed { self.rows } else { 1 };
-        (0..self.columns).map(|at| offset(at * step)).collect()
+    /// Copies rows of a left matrix, and some of their values.
+    fn tiles<'a>(
+        &self,
+        kernels: Kernels,
+        rows: &Range<usize>,
+        steps: &Range<usize>,
+        out: &'a mut [f32],
+    ) -> Left<'a> {
+        match kernels.tile() {
+            12 => self.copy_tiles::<12>(rows, steps, out.as_chunks_mut().0),
+            6 => self.copy_tiles::<6>(rows, steps, out.as_chunks_mut().0),
+            _ => unreachable!("tiles of 12 or 6 rows"),
+        }
+        Left::Tiles {
+            values: out,
+            rows: rows.len(),
+            steps: steps.len(),
+        }
+    }
+
+    fn copy_tiles<const TILE: usize>(
+        &self,
+        rows: &Range<usize>,
+        steps: &Range<usize>,
+        out: &mut [[f32; TILE]],
+    ) {
+        let tiles = out.chunks_mut(steps.len().max(1));
+        for (out, row) in tiles.zip(rows.clone().step_by(TILE)) {
+            if !self.transposed {
+                let values = &self.values[row * self.columns + steps.start..];
+                let height = TILE.min(rows.end - row);
+                to_rows(values, self.columns, height, &mut out[..steps.len()]);
+                continue;
+            }
+            let values = self.values[steps.start * self.rows..].chunks_exact(self.rows);
+            for (out, values) in out.iter_mut().zip(values) {
+                let values = &values[row..rows.end];
+                match values.first_chunk() {
+                    Some(values) => *out = *values,
+                    None => out[..values.len()].copy_from_slice(values),
+                }
+            }
+        }
     }
 
     /// Copies columns from the panel's first on, and rows from the given one on.
@@ -261,6 +311,22 @@ impl View<'_> {
     }
 }
 
+/// Offsets of rows and steps.
+struct Windows {
+    rows: Vec<u32>,
+    steps: Vec<u32>,
+}
+
+impl Windows {
+    fn left<'a>(&'a self, matrix: View<'a>) -> Left<'a> {
+        Left::Windows {
+            values: matrix.values,
+            rows: &self.rows,
+            steps: &self.steps,
+        }
+    }
+}
+
 /// Panels of all columns, with a row for each step.
 struct Packed<const WIDTH: usize> {
     values: Scratch,
@@ -271,18 +337,21 @@ impl<const WIDTH: usize> Packed<WIDTH> {
     fn new(matrix: View<'_>) -> Self {
         let steps = matrix.rows;
         let mut values = Scratch::new(matrix.columns.div_ceil(WIDTH) * steps * WIDTH);
-        let (panels, _) = values.as_chunks_mut::<WIDTH>();
-        each_mut(panels, steps, matrix.values.len(), |panel, panels| {
-            for (panel, out) in (panel..).zip(panels.chunks_exact_mut(steps.max(1))) {
-                matrix.pack((panel, 0), out);
-            }
-        });
+        each_mut(
+            values.rows_mut::<WIDTH>(),
+            steps,
+            matrix.values.len(),
+            |panel, panels| {
+                for (panel, out) in (panel..).zip(panels.chunks_exact_mut(steps.max(1))) {
+                    matrix.pack((panel, 0), out);
+                }
+            },
+        );
         Self { values, steps }
     }
 
     fn panel(&self, (panel, step): (usize, usize)) -> &[[f32; WIDTH]] {
-        let (panels, _) = self.values.as_chunks();
-        &panels[panel * self.steps + step..]
+        &self.values.rows()[panel * self.steps + step..]
     }
 }
 

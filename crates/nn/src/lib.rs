@@ -7,11 +7,13 @@
 //!   saves; [`product`] and [`scores`], for weights that are not a layer's.
 //! - [`conv2d`], [`batch_norm`], [`layer_norm`], [`relu`], [`gelu`]: Burn's own, faster on CPUs, with the same bits on any machine.
 //! - [`attention`]: of several heads, without a tensor of all weights.
+//! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory.
 //! - [`gpt`]: a language model made of blocks.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
 mod activation;
+mod adamw;
 mod attention;
 mod block;
 mod checkpoint;
@@ -20,6 +22,7 @@ mod failure;
 pub mod gpt;
 mod in_f32;
 mod linear;
+mod loss;
 mod norm;
 mod params;
 mod pass;
@@ -31,6 +34,7 @@ mod turn;
 mod values;
 
 pub use activation::{gelu, relu};
+pub use adamw::{AdamW, AdamWConfig};
 pub use attention::attention;
 pub use block::{Block, visited_block, visited_is_shared};
 pub use checkpoint::{CapturedTensor, checkpoint};
@@ -38,6 +42,7 @@ pub use conv::conv2d;
 pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
 pub use linear::{WeightGradients, last_linear, linear, product, scores};
+pub use loss::cross_entropy;
 pub use norm::{batch_norm, layer_norm};
 pub use paceline_kernels::{Isa, IsaError, Kernels};
 pub use params::{MapParams, map_params};

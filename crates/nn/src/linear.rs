@@ -13,7 +13,7 @@ use paceline_kernels::Gemm;
 
 use crate::pass::Pass;
 use crate::tape::{Point, plain};
-use crate::values::{self, Values, of_process};
+use crate::values::{self, Values, are_readable, of_process};
 
 /// `layer.forward(input)`, and its backward pass, faster on CPUs: on the kernels of this crate's own, if the type is f32. If the current
 /// [`Pass`] says so, the gradient of the layer's weight is left for later, see [`WeightGradients`].
@@ -82,10 +82,7 @@ pub fn scores<const D: usize>(x: Tensor<D>, rows: Tensor<2>) -> Tensor<D> {
 
 /// A product on the kernels, or else Burn's own.
 fn multiply<const D: usize>(operands: Operands<D>) -> Tensor<D> {
-    if Values::of(&operands.x)
-        .and(Values::of(&operands.weight))
-        .is_some()
-    {
+    if are_readable(&operands.x) && are_readable(&operands.weight) {
         let output = operands.output();
         return operands.on_tape(output, None);
     }

@@ -80,11 +80,12 @@ pub mod collectives {
     };
 }
 
-/// The parts of a model that can be run in several ways with the same bits.
+/// Burn's layers with the same bits on any machine, and parts of a model that can be run in several ways with the same bits.
 pub mod nn {
     pub use paceline_nn::{
-        Block, MapTensors, Pass, Recompute, Tensors, batch_norm, checkpoint, conv2d, gpt,
-        last_linear, linear, to_device,
+        AdamW, AdamWConfig, Block, MapTensors, Pass, Recompute, Tensors, attention, batch_norm,
+        checkpoint, conv2d, cross_entropy, gelu, gpt, last_linear, layer_norm, linear, product,
+        relu, scores, to_device,
     };
 }
 

@@ -2,10 +2,11 @@
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
 use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
 use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer};
+use paceline_nn::AdamWConfig;
 
 use crate::config::TrainConfig;
 

@@ -1,7 +1,7 @@
 //! The scores of a batch's predictions, whole or cut into parts by class.
 
-use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Int, Tensor};
+use paceline_nn::cross_entropy;
 use paceline_split::tensor::TensorParallel;
 
 use crate::error::TrainError;
@@ -45,10 +45,7 @@ impl Scores {
     /// The mean cross entropy.
     pub(crate) fn loss(self) -> Tensor<1> {
         match self.classes {
-            Classes::Whole(scores) => {
-                let loss = CrossEntropyLossConfig::new().init(&scores.device());
-                loss.forward(scores, self.right)
-            }
+            Classes::Whole(scores) => cross_entropy(scores, self.right),
             Classes::Parts(tp, scores, classes) => {
                 tp.cross_entropy(scores, classes, self.right).mean()
             }
