@@ -3,8 +3,8 @@
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::AdamWConfig;
-use burn::tensor::{Tensor, TensorData, activation::relu};
+use burn::tensor::{Tensor, TensorData};
+use paceline::nn::{AdamWConfig, linear, relu};
 use paceline::{BatchOptions, Checkpoint, Checkpoints, Ddp, DdpOptions, weights};
 
 #[derive(Module, Debug)]
@@ -17,7 +17,7 @@ fn loss(net: &Net, indices: &[usize]) -> Tensor<1> {
     let x: Vec<f32> = indices.iter().map(|&i| i as f32 / 160.0 - 3.2).collect();
     let x = TensorData::new(x, [indices.len(), 1]);
     let x = Tensor::<2>::from_data(x, &net.layers[0].weight.device());
-    let y = net.layers[1].forward(relu(net.layers[0].forward(x.clone())));
+    let y = linear(&net.layers[1], relu(linear(&net.layers[0], x.clone())));
     (y - x.sin()).square().mean()
 }
 

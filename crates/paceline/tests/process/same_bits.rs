@@ -42,34 +42,41 @@ fn one_to_eight_ranks_over_shared_memory_and_tcp_give_the_same_bits() {
 #[test]
 fn every_instruction_set_of_this_machine_gives_the_same_bits() {
     let folder = tempdir().expect("a folder");
-    let job = "--model small --epochs 1 --shards 2";
     let with = |isa: &str, words: &[&str]| {
         let mut command = command(folder.path(), PACELINE, words);
         command.env("PACELINE_ISA", isa);
         Running::start(command).ended(LIMIT)
     };
-    let hash = |isa: &str| {
-        let line = format!("train {job} --run-dir {isa} --nproc-per-node 1");
-        let words: Vec<&str> = line.split_whitespace().collect();
-        with(isa, &words).is_well().hash().to_owned()
-    };
     let here: Vec<Isa> = Isa::ALL
         .into_iter()
         .filter(|isa| isa.is_available())
         .collect();
-    let hashes: Vec<String> = here.iter().map(|isa| hash(&isa.to_string())).collect();
-    for (isa, found) in here.iter().zip(&hashes) {
-        assert_eq!(*found, hashes[0], "{isa}");
+    for (name, job) in [
+        ("digits", "--model small --epochs 1 --shards 2"),
+        (
+            "gpt",
+            "--task lm --layers 1 --heads 2 --width 16 --context 32 --global-batch 64 --epochs 1 --shards 2",
+        ),
+    ] {
+        let hash = |isa: &str| {
+            let line = format!("train {job} --run-dir {name}-{isa} --nproc-per-node 1");
+            let words: Vec<&str> = line.split_whitespace().collect();
+            with(isa, &words).is_well().hash().to_owned()
+        };
+        let hashes: Vec<String> = here.iter().map(|isa| hash(&isa.to_string())).collect();
+        for (isa, found) in here.iter().zip(&hashes) {
+            assert_eq!(*found, hashes[0], "{name}, {isa}");
+        }
+        let widest = here[here.len() - 1];
+        let ranks = format!(
+            "[ $RANK = 0 ] && export PACELINE_ISA={widest}; exec {PACELINE} train {job} --run-dir {name}-mixed"
+        );
+        let mixed = with(
+            "portable",
+            &["run", "--nproc-per-node", "2", "sh", "-c", &ranks],
+        );
+        assert_eq!(mixed.is_well().hash(), hashes[0], "{name}");
     }
-    let widest = here[here.len() - 1];
-    let ranks = format!(
-        "[ $RANK = 0 ] && export PACELINE_ISA={widest}; exec {PACELINE} train {job} --run-dir mixed"
-    );
-    let mixed = with(
-        "portable",
-        &["run", "--nproc-per-node", "2", "sh", "-c", &ranks],
-    );
-    assert_eq!(mixed.is_well().hash(), hashes[0]);
 
     let wrong = with(
         "sse9",
