@@ -138,7 +138,7 @@ pub struct Ddp {
     /// Whether the launcher has the other ranks go on if this one leaves.
     is_expendable: bool,
     /// What the ranks compared at the job's start, with live recovery.
-    manifest: Vec<verify::Item>,
+    manifest: verify::Manifest,
     /// The learnt order of the parameters; empty if it is that of registration.
     pub(crate) order: Vec<usize>,
     /// Whether the ranks agreed in the last step to admit replacements.
@@ -177,7 +177,7 @@ impl Ddp {
     ///
     /// *Blocks*: until all ranks have arrived, at most the group's timeout; in a replacement, as long as the job runs.
     ///
-    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; unsupported types; no parameters; fewer shards
+    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; [`DdpError::OtherBits`] with [`SameBits::Strict`]; unsupported types; no parameters; fewer shards
     /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks; no memory for the buckets, unless
     /// [`DdpOptions::deferred_init`] leaves them to a sharded optimizer.
     pub fn new<M: Module>(
@@ -217,6 +217,7 @@ impl Ddp {
     ) -> Result<(Self, M), DdpError> {
         // Burn makes a weight when it is first used. The others wait for all that comes after the next lines.
         let mut room = Some(Room::new(&buffer::inventory(&model)));
+        options.fingerprint(buffer::device_of(&model).as_ref(), group.world())?;
         let mut pending = group;
         loop {
             let (group, mut handover) = Handover::meet(pending, &options, room.take())?;
@@ -280,10 +281,13 @@ impl Ddp {
         let mut settings = options.compared(group.world());
         let deferred_weights = deferred.len().to_string();
         settings.push(("deferred weights".into(), deferred_weights));
-        let manifest = verify::manifest(&entries, &plan.describe(), &settings);
+        let fingerprint = options.fingerprint(device.as_ref(), group.world())?;
+        let manifest = verify::manifest(&entries, &plan.describe(), &settings, fingerprint);
+        let same_bits = options.same_bits;
         match &handover {
-            Some(handover) => handover.verify(&group, &manifest)?,
-            None => verify::compare(&group, &manifest).inspect_err(|error| blame(&group, error))?,
+            Some(handover) => handover.verify(&group, &manifest, same_bits)?,
+            None => verify::compare(&group, &manifest, same_bits)
+                .inspect_err(|error| blame(&group, error))?,
         }
         buffer::require_summable(&entries)?;
         let device = match device {
@@ -372,7 +376,7 @@ impl Ddp {
             is_expendable: false,
             manifest: match options.recovery {
                 Recovery::Live => manifest,
-                Recovery::None => Vec::new(),
+                Recovery::None => verify::Manifest::default(),
             },
             order: Vec::new(),
             is_invited: false,

@@ -38,6 +38,14 @@ pub enum DdpError {
         /// Every rank that differs from rank 0, with its value.
         differing: Vec<(usize, String)>,
     },
+    /// Ranks compute other bits in the same operations, see [`DdpOptions::same_bits`](crate::DdpOptions::same_bits).
+    #[error("{}", OtherBits(*.than, .differing))]
+    OtherBits {
+        /// The rank with which the others were compared.
+        than: usize,
+        /// Ranks, and the operations in which they differ from it.
+        differing: Vec<(Vec<usize>, Vec<&'static str>)>,
+    },
     /// A parameter has a type that loses digits in f32 sums.
     #[error(
         "tensor {path} has type {dtype}; expected parameters of F64, F32, F16 or BF16, and running statistics of F32, F16 or BF16"
@@ -303,6 +311,10 @@ impl DdpError {
             Self::Mismatch { .. } => Some(
                 "start every rank with the same program, model and settings".into(),
             ),
+            Self::OtherBits { .. } => Some(
+                "take machines of one kind, or --same-bits warn (DdpOptions::same_bits) if the model does not use these operations"
+                    .into(),
+            ),
             Self::UnsupportedType { .. } => Some(
                 "keep the tensor in f32 and cast inside the forward pass".into(),
             ),
@@ -386,6 +398,7 @@ impl DdpError {
             Self::Collective(error) => error.is_configuration(),
             Self::Along { error, .. } => error.is_configuration(),
             Self::Mismatch { .. }
+            | Self::OtherBits { .. }
             | Self::UnsupportedType { .. }
             | Self::NoParameters
             | Self::Shards { .. }
@@ -407,6 +420,7 @@ impl DdpError {
             Self::Collective(error) => error.culprit(),
             Self::Along { rank, .. } => *rank,
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
+            Self::OtherBits { differing, .. } => differing.first()?.0.first().copied(),
             Self::Apart { rank, .. } => Some(*rank),
             Self::Diverged { culprit, .. } => *culprit,
             #[cfg(any(feature = "cuda", test))]
@@ -428,6 +442,26 @@ impl fmt::Display for Odd<'_> {
             true => write!(f, "no majority agrees on {what}"),
             false => write!(f, "{what} on ranks {ranks:?} differ from the other ranks"),
         }
+    }
+}
+
+/// Renders the operations in which ranks compute other bits.
+struct OtherBits<'a>(usize, &'a Vec<(Vec<usize>, Vec<&'static str>)>);
+
+impl fmt::Display for OtherBits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(than, differing) = self;
+        for (at, (ranks, names)) in differing.iter().enumerate() {
+            let names = names.join(", ");
+            match at {
+                0 => write!(
+                    f,
+                    "ranks {ranks:?} compute other bits than rank {than} in {names}"
+                )?,
+                _ => write!(f, "; ranks {ranks:?} in {names}")?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -35,6 +35,7 @@ mod fingerprint;
 mod gradients;
 mod hook;
 pub mod loader;
+mod numerics;
 mod pace;
 mod panic_text;
 mod placement;
@@ -63,6 +64,7 @@ pub use ddp::{
 };
 pub use error::DdpError;
 pub use fingerprint::odd_ranks;
+pub use numerics::SameBits;
 pub use pace::{Fate, Straggler};
 pub use paceline_nn::{Block, in_f32};
 pub use placement::Placement;

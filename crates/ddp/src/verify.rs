@@ -1,22 +1,23 @@
-//! Before the first step: ranks verify that their models and settings agree.
+//! Before the first step: ranks verify that their models and settings agree, and that they compute the same bits.
 
 use paceline_collective::ProcessGroup;
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{Entry, Role};
 use crate::error::DdpError;
+use crate::numerics::{self, SameBits};
 
 /// An item that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Item {
+struct Item {
     /// For example `parameter 3`.
-    pub(crate) what: String,
+    what: String,
     /// For example `conv1.weight [8, 1, 3, 3] F32`.
-    pub(crate) value: String,
+    value: String,
 }
 
 impl Item {
-    pub(crate) fn new(what: impl Into<String>, value: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>, value: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             value: value.into(),
@@ -24,8 +25,32 @@ impl Item {
     }
 }
 
-/// All items of a rank, in the order in which differences are reported.
-pub(crate) fn manifest(entries: &[Entry], plan: &str, settings: &[(String, String)]) -> Vec<Item> {
+/// What a rank brings to the comparison.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// In the order in which differences are reported.
+    items: Vec<Item>,
+    /// The numeric fingerprint; empty where bits are not compared.
+    fingerprint: Vec<u64>,
+}
+
+/// Where a rank differs from another one.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Found {
+    item: Difference,
+    /// The places of operations.
+    operations: Vec<usize>,
+}
+
+/// Position, what, the other rank's value, my value.
+type Difference = Option<(usize, Item, String)>;
+
+pub(crate) fn manifest(
+    entries: &[Entry],
+    plan: &str,
+    settings: &[(String, String)],
+    fingerprint: Vec<u64>,
+) -> Manifest {
     let mut items: Vec<Item> = settings
         .iter()
         .map(|(key, value)| Item::new(format!("setting {key}"), value))
@@ -44,11 +69,13 @@ pub(crate) fn manifest(entries: &[Entry], plan: &str, settings: &[(String, Strin
         entries.len().to_string(),
     ));
     items.push(Item::new("the bucket plan", plan));
-    items
+    let operations = numerics::names();
+    items.push(Item::new("the operations that they compare", operations));
+    Manifest { items, fingerprint }
 }
 
-/// The first place where `mine` differs from `rank0`, as (position, what, rank 0's value, my value).
-pub(crate) fn first_difference(rank0: &[Item], mine: &[Item]) -> Option<(usize, Item, String)> {
+/// The first place where `mine` differs from `rank0`.
+fn first_difference(rank0: &[Item], mine: &[Item]) -> Difference {
     let missing = || "nothing".to_string();
     (0..rank0.len().max(mine.len())).find_map(|at| match (rank0.get(at), mine.get(at)) {
         (Some(a), Some(b)) if a == b => None,
@@ -63,7 +90,7 @@ pub(crate) fn first_difference(rank0: &[Item], mine: &[Item]) -> Option<(usize, 
 }
 
 /// Merges the ranks' findings into one verdict: the earliest difference and every rank that has it.
-pub(crate) fn verdict(found: &[Option<(usize, Item, String)>]) -> Result<(), DdpError> {
+fn verdict(found: &[Difference]) -> Result<(), DdpError> {
     let Some(first) = found.iter().flatten().map(|(at, ..)| *at).min() else {
         return Ok(());
     };
@@ -86,24 +113,73 @@ pub(crate) fn verdict(found: &[Option<(usize, Item, String)>]) -> Result<(), Ddp
     })
 }
 
-/// Compares manifests over all ranks: every rank returns the same error.
+/// Compares manifests over all ranks: every rank returns the same error. Rank 0 prints the warning.
 ///
 /// *Cost*: one broadcast of the manifest and one small all-gather.
-pub(crate) fn compare(group: &ProcessGroup, mine: &[Item]) -> Result<(), DdpError> {
+pub(crate) fn compare(
+    group: &ProcessGroup,
+    mine: &Manifest,
+    same_bits: SameBits,
+) -> Result<(), DdpError> {
     if group.world() == 1 {
         return Ok(());
     }
-    let encoded = encode(&mine);
+    let encoded = encode(mine);
     let rank0 = group.broadcast_bytes((group.rank() == 0).then_some(&encoded[..]), 0)?;
     // A manifest that cannot be decoded is a difference too: rank 0 runs another version.
-    let rank0: Vec<Item> = serde_json::from_slice(&rank0).unwrap_or_default();
-    let found = first_difference(&rank0, mine);
-    let all = group.all_gather_bytes(&encode(&found))?;
-    let all: Vec<Option<(usize, Item, String)>> = all
+    let rank0: Manifest = serde_json::from_slice(&rank0).unwrap_or_default();
+    let all = group.all_gather_bytes(&encode(&rank0.find(mine)))?;
+    let all = all
         .iter()
-        .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())
-        .collect();
-    verdict(&all)
+        .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default());
+    decide(0, all.collect(), same_bits, group.rank() == 0)
+}
+
+impl Manifest {
+    /// Compares it, that of rank `than`, with a new rank's, which prints the warning.
+    pub(crate) fn admit(
+        &self,
+        than: usize,
+        group: &ProcessGroup,
+        new: &Self,
+        same_bits: SameBits,
+    ) -> Result<(), DdpError> {
+        let mut all = vec![Found::default(); group.world()];
+        all[group.rank()] = self.find(new);
+        decide(than, all, same_bits, true)
+    }
+
+    fn find(&self, mine: &Self) -> Found {
+        Found {
+            item: first_difference(&self.items, &mine.items),
+            operations: numerics::differences(&self.fingerprint, &mine.fingerprint),
+        }
+    }
+}
+
+fn decide(
+    than: usize,
+    found: Vec<Found>,
+    same_bits: SameBits,
+    warns: bool,
+) -> Result<(), DdpError> {
+    let found = found
+        .into_iter()
+        .map(|found| (found.item, found.operations));
+    let (items, operations): (Vec<_>, Vec<_>) = found.unzip();
+    verdict(&items)?;
+    match (numerics::judge(than, &operations), same_bits) {
+        (Err(error), SameBits::Warn) if warns => {
+            paceline_rendezvous::notice!(
+                WARN,
+                "{error}: weights of a model that uses these depend on which rank computes what; take machines of one kind, or \
+                 layers of paceline::nn in place of Burn's; --same-bits strict (DdpOptions::same_bits) makes this an error"
+            );
+            Ok(())
+        }
+        (_, SameBits::Warn) => Ok(()),
+        (judged, SameBits::Strict) => judged,
+    }
 }
 
 fn encode<T: Serialize>(value: &T) -> Vec<u8> {
@@ -112,6 +188,9 @@ fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use paceline_collective::GroupOptions;
+    use paceline_testing::on_threads;
+
     use super::*;
 
     fn items(values: &[(&str, &str)]) -> Vec<Item> {
@@ -156,6 +235,32 @@ mod tests {
             vec![None, lr, seed],
             "ranks do not agree on setting seed: rank 0 has 1, rank 2 has 2",
         );
+    }
+
+    /// Rank 2 computes other bits in the second operation; as it starts, or as it replaces a lost rank.
+    #[test]
+    fn other_bits_on_one_rank_are_an_error_on_all_only_if_asked_for() {
+        let groups = ProcessGroup::local(3, &GroupOptions::default()).expect("a local group");
+        let text = |judged: Result<(), DdpError>| judged.err().map(|error| error.to_string());
+        let said = on_threads(groups, |group| {
+            let is_other = group.rank() == 2;
+            let own = manifest(&[], "", &[], vec![7, 7 + u64::from(is_other)]);
+            let of_rank_1 = manifest(&[], "", &[], vec![7, 7]);
+            [SameBits::Warn, SameBits::Strict].map(|policy| {
+                let started = text(compare(&group, &own, policy));
+                (started, text(of_rank_1.admit(1, &group, &own, policy)))
+            })
+        });
+        let error = |than| {
+            let what = "matmul over 2500 products";
+            Some(format!(
+                "ranks [2] compute other bits than rank {than} in {what}"
+            ))
+        };
+        for (rank, [warned, strict]) in said.into_iter().enumerate() {
+            assert_eq!(warned, (None, None));
+            assert_eq!(strict, (error(0), error(1).filter(|_| rank == 2)));
+        }
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub use paceline_ddp::sampler::{BatchOptions, StepPlan};
 pub use paceline_ddp::{
     Backend, BucketCaps, CommHook, CommHookParseError, Ddp, DdpError, DdpOptions, DdpState,
     GradScaler, GradScalerOptions, GradScalerState, LocalSgdOptions, NORMS, OuterOptimizer,
-    PowerSgdOptions, Precision, Recovery, Reduced, Reduction, SHARDS_DEFAULT, ShardStep,
+    PowerSgdOptions, Precision, Recovery, Reduced, Reduction, SHARDS_DEFAULT, SameBits, ShardStep,
     SyncBatchNorm, ZeroRedundancyOptimizer, ZeroStage, device, in_f32, loader, sampler, timeline,
     weights,
 };

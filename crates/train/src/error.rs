@@ -149,7 +149,9 @@ impl TrainError {
     /// For an error that all ranks have at the same time: the rank that reports it.
     pub(crate) fn spokesman(&self) -> Option<usize> {
         match self {
-            Self::Ddp(error @ DdpError::Mismatch { .. }) => error.culprit(),
+            Self::Ddp(error @ (DdpError::Mismatch { .. } | DdpError::OtherBits { .. })) => {
+                error.culprit()
+            }
             Self::Ddp(error @ DdpError::Diverged { .. }) | Self::Ended(error) => {
                 Some(error.culprit().unwrap_or(0))
             }

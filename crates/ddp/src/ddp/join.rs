@@ -26,9 +26,10 @@ use super::{Ddp, DdpOptions, DdpState};
 use crate::buffer::{self, Entry};
 use crate::error::DdpError;
 use crate::fingerprint::odd_ranks;
+use crate::numerics::SameBits;
 use crate::pace::Intervals;
 use crate::recovery::{Commits, Place, Recovery, Standing, is_lost};
-use crate::verify::{self, Item};
+use crate::verify::Manifest;
 use crate::weights;
 
 /// Tag of the messages.
@@ -100,7 +101,7 @@ impl Room {
 #[derive(Serialize, Deserialize)]
 struct Header {
     /// As the ranks compared it at the job's start.
-    manifest: Vec<Item>,
+    manifest: Manifest,
     /// The parameters in the order of their uses, if that is not the order of registration.
     order: Vec<usize>,
     /// Whether the next step shows that order.
@@ -366,11 +367,14 @@ impl Handover {
     }
 
     /// Compares this rank's model and settings with those of the others.
-    pub(super) fn verify(&self, group: &ProcessGroup, own: &[Item]) -> Result<(), DdpError> {
-        let found = verify::first_difference(&self.header.manifest, own);
-        let mut all = vec![None; group.world()];
-        all[group.rank()] = found;
-        verify::verdict(&all)
+    pub(super) fn verify(
+        &self,
+        group: &ProcessGroup,
+        own: &Manifest,
+        same_bits: SameBits,
+    ) -> Result<(), DdpError> {
+        let manifest = &self.header.manifest;
+        manifest.admit(self.giver, group, own, same_bits)
     }
 
     /// `model` with the other rank's weights, after [`verify`](Self::verify).

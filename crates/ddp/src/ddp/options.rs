@@ -2,10 +2,14 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 
+use burn::tensor::Device;
 use paceline_nn::Recompute;
 use serde::{Deserialize, Serialize};
 
+use crate::buffer;
 use crate::comm_hook::CommHook;
+use crate::error::DdpError;
+use crate::numerics::{self, SameBits};
 use crate::plan::BucketCaps;
 use crate::precision::{NORMS, Precision};
 use crate::recovery::Recovery;
@@ -60,6 +64,14 @@ pub struct DdpOptions {
     pub backend: Backend,
     /// The order in which NCCL adds; without NCCL it is always the tree's.
     pub reduction: Reduction,
+    /// What follows if the ranks' kernels compute different bits, so that the result depends on which rank computes what:
+    /// [`Ddp::new`](crate::Ddp::new) and [`Ddp::join_parts`](crate::Ddp::join_parts) compare a *numeric fingerprint*, digests of 26
+    /// small operations of Burn's in f32.
+    ///
+    /// *Cost*: a few milliseconds, once in a process. [`SameBits::Warn`] compares on CPUs only, where the bits shall not depend on
+    /// the number of ranks: not with a communication hook for which they do, and not with more than 4 ranks that leave `shards` open.
+    /// [`SameBits::Strict`] compares always; on GPUs it takes seconds, in which kernels are compiled.
+    pub same_bits: SameBits,
     /// How gradients travel between ranks.
     pub comm_hook: CommHook,
     /// Largest 2-norm of the whole gradient; larger gradients are scaled down to it.
@@ -130,6 +142,7 @@ impl Default for DdpOptions {
             caps: BucketCaps::default(),
             backend: Backend::default(),
             reduction: Reduction::default(),
+            same_bits: SameBits::default(),
             comm_hook: CommHook::None,
             clip_norm: None,
             precision: Precision::F32,
@@ -155,6 +168,24 @@ impl DdpOptions {
         self.shards.unwrap_or(SHARDS_DEFAULT.max(world))
     }
 
+    /// The numeric fingerprint of this rank, or nothing where ranks do not compare it.
+    pub(super) fn fingerprint(
+        &self,
+        device: Option<&Device>,
+        world: usize,
+    ) -> Result<Vec<u64>, DdpError> {
+        // On the host every reduction is the tree's.
+        let is_promised = |device| {
+            let shards = self.shards.is_some() || world <= SHARDS_DEFAULT;
+            buffer::is_host(device) && self.comm_hook.keeps_bits() && shards
+        };
+        let is_strict = self.same_bits == SameBits::Strict;
+        match device.filter(|device| world > 1 && (is_strict || is_promised(device))) {
+            Some(device) => numerics::fingerprint(device),
+            None => Ok(Vec::new()),
+        }
+    }
+
     /// The settings that ranks compare, by name; `world` is the number of ranks.
     ///
     /// The pattern names every field, so that adding a field forces the decision whether ranks compare it.
@@ -168,6 +199,7 @@ impl DdpOptions {
             caps: _,
             backend,
             reduction,
+            same_bits,
             comm_hook,
             clip_norm,
             precision,
@@ -186,12 +218,13 @@ impl DdpOptions {
             exclude_stragglers,
             record,
         } = self;
-        let own: [(&str, String); 17] = [
+        let own: [(&str, String); 18] = [
             ("shards", self.shard_count(world).to_string()),
             ("accumulate", accumulate.to_string()),
             ("seed", seed.to_string()),
             ("backend", format!("{backend:?}")),
             ("reduction", format!("{reduction:?}")),
+            ("same_bits", format!("{same_bits:?}")),
             ("comm_hook", comm_hook.to_string()),
             ("clip_norm", format!("{clip_norm:?}")),
             ("precision", precision.to_string()),

@@ -89,8 +89,10 @@ impl Ddp {
             return Err(DdpError::Record { what });
         }
         let settings = self.options.compared(self.group.world());
-        let manifest = verify::manifest(&[], "", &settings);
-        verify::compare(group, &manifest).inspect_err(|error| blame(group, error))?;
+        let fingerprint = (self.options).fingerprint(Some(&self.device), group.world())?;
+        let manifest = verify::manifest(&[], "", &settings, fingerprint);
+        verify::compare(group, &manifest, self.options.same_bits)
+            .inspect_err(|error| blame(group, error))?;
         let layout = |(index, entry): (usize, &Entry)| {
             Some((index, Layout::new(&pieces(entry.id)?, &entry.shape)))
         };
