@@ -52,6 +52,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOp
         },
         backend: config.backend,
         reduction: config.reduction,
+        same_bits: config.same_bits,
         comm_hook: config.comm_hook,
         clip_norm: config.clip_norm,
         precision: config.precision,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use paceline_ddp::device::DeviceKind;
-use paceline_ddp::{Backend, CommHook, Precision, Reduction};
+use paceline_ddp::{Backend, CommHook, Precision, Reduction, SameBits};
 use paceline_split::pipeline::Schedule;
 use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
@@ -310,6 +310,9 @@ settings! {
     reduction: Reduction = row(RANKS, Kind::Word(&["tree", "ring"]),
         "Order of NCCL's additions: tree gives the same bits on any number of ranks, ring is NCCL's own order")
         .or("tree").fixed(BITS);
+    same_bits: SameBits = row(RANKS, Kind::Word(&["warn", "strict"]),
+        "If the CPUs of the ranks compute different bits: warn names the operations, strict ends the job; strict compares GPUs too")
+        .or("warn").needs(Need::Group);
     comm_hook: CommHook = row(RANKS, Kind::CommHook,
         "How gradients travel between ranks: none (f32), bf16, fp16, int8, topk[:FRACTION], powersgd[:RANK[:START]]; or only \
          weights, after every PERIOD steps: localsgd:PERIOD[:START], diloco:PERIOD[:START:LR:MOMENTUM]")

@@ -173,6 +173,7 @@ fn each_setting_is_kept_or_free_as_its_row_says() {
         ("device", "cuda"),
         ("transport", "tcp"),
         ("backend", "host"),
+        ("same_bits", "strict"),
         ("zero", "3"),
         ("threads_per_rank", "1"),
         ("save_every", "10"),

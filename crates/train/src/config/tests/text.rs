@@ -44,6 +44,7 @@ devices             2                            default
 transport           auto                         default
 backend             auto                         default
 reduction           tree                         default
+same_bits           warn                         default
 comm_hook           none                         default
 zero                0                            default
 dp                  2                            default (auto: as many as the ranks make)
