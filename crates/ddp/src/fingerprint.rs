@@ -186,7 +186,9 @@ impl Fingerprint {
     /// The hash of all weights, if the weights are compared at all.
     pub(crate) fn hash_of_weights<M: Module>(&self, model: &M) -> Result<Option<i64>, DdpError> {
         let is_on = self.every > 0 && !self.parameters.is_empty();
-        is_on.then(|| hash(self.weights(model))).transpose()
+        is_on
+            .then(|| hash(self.weights(model), "weights"))
+            .transpose()
     }
 
     /// The window that is due at `step`.
@@ -228,7 +230,7 @@ impl Fingerprint {
             return Ok(());
         };
         let hash = match value {
-            Value::Weights(values) => hash(values)?,
+            Value::Weights(values) => hash(values, "weights")?,
             Value::Digest(own) => own,
         };
         let mut hashes = group.buffer::<i64>(group.world())?;
@@ -314,8 +316,9 @@ impl Fingerprint {
     }
 }
 
-fn hash(values: Vec<Tensor<1>>) -> Result<i64, DdpError> {
-    let read = buffer::read(values, "weights")?;
+/// One hash of all values. Errors call them `what`.
+pub(crate) fn hash(values: Vec<Tensor<1>>, what: &str) -> Result<i64, DdpError> {
+    let read = buffer::read(values, what)?;
     let digests = read.iter().map(|data| digest(data.as_bytes()));
     let digests: Vec<u8> = digests.flat_map(u64::to_le_bytes).collect();
     Ok(digest(&digests).cast_signed())

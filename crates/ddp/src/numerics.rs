@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer;
 use crate::error::DdpError;
-use crate::record::digest;
+use crate::fingerprint::hash;
 
 /// What follows if the machines of a job's ranks compute other bits in the same operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ const OPERATIONS: [(&str, fn(&Device) -> Results); 26] = [
     }),
     // The size of the caches decides how more than 512 products are cut.
     ("matmul over 2500 products", |on| {
-        both_ways(on, [[16, 2500], [2500, 16]], |[a, b]| a.matmul(b))
+        both_ways(on, [[8, 2500], [2500, 8]], |[a, b]| a.matmul(b))
     }),
     ("sum", |on| both_ways(on, [[31, 67]], |[x]| x.sum())),
     ("sum_dim of the first axis", |on| {
@@ -129,15 +129,15 @@ pub(crate) fn names() -> String {
 /// *Cost*: a few milliseconds on a CPU, once in a process. On a GPU seconds, because kernels are compiled.
 ///
 /// *Errors*: the device cannot be read; `PACELINE_ISA` names no instruction set of this processor.
-pub(crate) fn fingerprint(device: &Device) -> Result<Vec<u64>, DdpError> {
-    static OF_CPU: OnceLock<Result<Vec<u64>, DdpError>> = OnceLock::new();
+pub(crate) fn fingerprint(device: &Device) -> Result<Vec<i64>, DdpError> {
+    static OF_CPU: OnceLock<Result<Vec<i64>, DdpError>> = OnceLock::new();
     match buffer::is_host(device) {
         true => OF_CPU.get_or_init(|| compute(device)).clone(),
         false => compute(device),
     }
 }
 
-fn compute(device: &Device) -> Result<Vec<u64>, DdpError> {
+fn compute(device: &Device) -> Result<Vec<i64>, DdpError> {
     Kernels::of_process().map_err(|error| DdpError::Device(format!("PACELINE_ISA: {error}")))?;
     let device = device.clone().inner().autodiff();
     let is_host = buffer::is_host(&device);
@@ -146,15 +146,13 @@ fn compute(device: &Device) -> Result<Vec<u64>, DdpError> {
         if name == "sum" && !is_host {
             return Ok(0);
         }
-        let read = buffer::read(operation(&device), name)?;
-        let bytes: Vec<u8> = (read.iter().flat_map(|data| data.as_bytes()).copied()).collect();
-        Ok(digest(&bytes))
+        hash(operation(&device), name)
     });
     digests.into_iter().collect()
 }
 
 /// The places of the operations in which two fingerprints differ.
-pub(crate) fn differences(one: &[u64], other: &[u64]) -> Vec<usize> {
+pub(crate) fn differences(one: &[i64], other: &[i64]) -> Vec<usize> {
     let places = 0..OPERATIONS.len();
     places.filter(|at| one.get(*at) != other.get(*at)).collect()
 }
@@ -193,7 +191,7 @@ fn both_ways<const D: usize, const N: usize, const E: usize>(
 }
 
 fn of_each(device: &Device, operation: impl FnOnce(Tensor<1>) -> Tensor<1>) -> Results {
-    both_ways(device, [[4096]], |[x]| operation(x))
+    both_ways(device, [[2048]], |[x]| operation(x))
 }
 
 fn positive(x: Tensor<1>) -> Tensor<1> {
@@ -241,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_fingerprint_differs_where_its_digests_do_and_everywhere_from_none() {
-        let one: Vec<u64> = (0..OPERATIONS.len() as u64).collect();
+        let one: Vec<i64> = (0..OPERATIONS.len() as i64).collect();
         let mut other = one.clone();
         other[3] = 99;
         assert!(differences(&one, &one).is_empty());

@@ -31,7 +31,7 @@ pub(crate) struct Manifest {
     /// In the order in which differences are reported.
     items: Vec<Item>,
     /// The numeric fingerprint; empty where bits are not compared.
-    fingerprint: Vec<u64>,
+    fingerprint: Vec<i64>,
 }
 
 /// Where a rank differs from another one.
@@ -49,7 +49,7 @@ pub(crate) fn manifest(
     entries: &[Entry],
     plan: &str,
     settings: &[(String, String)],
-    fingerprint: Vec<u64>,
+    fingerprint: Vec<i64>,
 ) -> Manifest {
     let mut items: Vec<Item> = settings
         .iter()
@@ -244,7 +244,7 @@ mod tests {
         let text = |judged: Result<(), DdpError>| judged.err().map(|error| error.to_string());
         let said = on_threads(groups, |group| {
             let is_other = group.rank() == 2;
-            let own = manifest(&[], "", &[], vec![7, 7 + u64::from(is_other)]);
+            let own = manifest(&[], "", &[], vec![7, 7 + i64::from(is_other)]);
             let of_rank_1 = manifest(&[], "", &[], vec![7, 7]);
             [SameBits::Warn, SameBits::Strict].map(|policy| {
                 let started = text(compare(&group, &own, policy));

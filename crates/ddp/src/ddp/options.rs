@@ -173,7 +173,7 @@ impl DdpOptions {
         &self,
         device: Option<&Device>,
         world: usize,
-    ) -> Result<Vec<u64>, DdpError> {
+    ) -> Result<Vec<i64>, DdpError> {
         // On the host every reduction is the tree's.
         let is_promised = |device| {
             let shards = self.shards.is_some() || world <= SHARDS_DEFAULT;
