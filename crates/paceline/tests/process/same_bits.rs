@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use paceline_nn::Isa;
 use tempfile::tempdir;
@@ -86,6 +87,34 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
         2,
         &["PACELINE_ISA: `sse9` is no instruction set; expected portable, avx2 or avx512"],
     );
+}
+
+/// The other rank's system has another exponential function, as systems of other machines may.
+#[test]
+fn a_rank_that_computes_other_bits_is_named_and_ends_a_strict_job() {
+    let folder = tempdir().expect("a folder");
+    let other = "double exp(double);\nfloat expf(float x) { return exp(x) * 1.0000001f; }\n";
+    fs::write(folder.path().join("other.c"), other).expect("a file");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o", "other.so", "other.c", "-lm"]);
+    let made = compiler.current_dir(folder.path()).status();
+    if !made.is_ok_and(|status| status.success()) {
+        paceline_testing::skipped("there is no C compiler");
+        return;
+    }
+    let with = |options: &str| {
+        let rank = format!(
+            "[ $RANK = 1 ] && export LD_PRELOAD=$PWD/other.so; \
+             exec {PACELINE} train --model tiny --epochs 1 --shards 2 {options}"
+        );
+        let words = ["run", "--nproc-per-node", "2", "sh", "-c", &rank];
+        Running::start(command(folder.path(), PACELINE, &words)).ended(LIMIT)
+    };
+    let found = "ranks [1] compute other bits than rank 0 in softmax, log_softmax, exp, ";
+    with("--run-dir warned").check(0, &[&format!("warning: {found}"), "--same-bits strict"]);
+    let strict = with("--run-dir strict --same-bits strict");
+    strict.check(1, &[found, "hint: take machines of one kind"]);
+    with("--run-dir compressed --comm-hook bf16").is_well();
 }
 
 #[test]
