@@ -177,7 +177,7 @@ impl Ddp {
     ///
     /// *Blocks*: until all ranks have arrived, at most the group's timeout; in a replacement, as long as the job runs.
     ///
-    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; [`DdpError::OtherBits`] with [`SameBits::Strict`]; unsupported types; no parameters; fewer shards
+    /// *Errors*: [`DdpError::Mismatch`] on every rank when any rank differs; [`DdpError::OtherBits`] if [`DdpOptions::same_bits`] is strict; unsupported types; no parameters; fewer shards
     /// than ranks; a precision that the device lacks; a `keep_f32` name that the model lacks; no memory for the buckets, unless
     /// [`DdpOptions::deferred_init`] leaves them to a sharded optimizer.
     pub fn new<M: Module>(
