@@ -9,10 +9,12 @@ use std::sync::OnceLock;
 
 use burn::module::{Param, ParamId};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNormConfig, Initializer};
+use burn::nn::{BatchNormConfig, Initializer, LayerNormConfig};
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions};
 use burn::tensor::{DType, Device, Tensor, TensorData, activation, module};
-use paceline_nn::{Kernels, batch_norm, conv2d, mix};
+use paceline_nn::{
+    Kernels, attention, batch_norm, conv2d, cross_entropy, gelu, layer_norm, mix, product,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer;
@@ -38,7 +40,7 @@ const IMAGE: [usize; 4] = [2, 4, 9, 9];
 const FILTER: [usize; 4] = [4, 4, 3, 3];
 
 /// Burn's names, and Paceline's own layers. A digest has the place of its operation here.
-const OPERATIONS: [(&str, fn(&Device) -> Results); 26] = [
+const OPERATIONS: [(&str, fn(&Device) -> Results); 31] = [
     ("matmul", |on| {
         both_ways(on, [[24, 72], [72, 40]], |[a, b]| a.matmul(b))
     }),
@@ -115,6 +117,25 @@ const OPERATIONS: [(&str, fn(&Device) -> Results); 26] = [
     ("paceline::nn::batch_norm", |on| {
         both_ways(on, [IMAGE], |[x]| {
             batch_norm(&BatchNormConfig::new(IMAGE[1]).init(on), x)
+        })
+    }),
+    ("paceline::nn::product", |on| {
+        both_ways(on, [[31, 300], [300, 20]], |[x, weight]| {
+            product(x, weight, None)
+        })
+    }),
+    ("paceline::nn::layer_norm", |on| {
+        both_ways(on, [[31, 67]], |[x]| {
+            layer_norm(&LayerNormConfig::new(67).init(on), x)
+        })
+    }),
+    ("paceline::nn::gelu", |on| of_each(on, gelu)),
+    ("paceline::nn::attention", |on| {
+        both_ways(on, [[2, 17, 32]; 3], |inputs| attention(inputs, 2, true))
+    }),
+    ("paceline::nn::cross_entropy", |on| {
+        both_ways(on, [[31, 67]], |[x]| {
+            cross_entropy(x, Tensor::arange(0..31, on))
         })
     }),
 ];

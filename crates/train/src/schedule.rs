@@ -33,7 +33,7 @@ impl Schedule {
         }
         let decay = self.total_steps.saturating_sub(self.warmup_steps).max(1);
         let done = (step - self.warmup_steps).min(decay) as f64 / decay as f64;
-        self.peak * 0.5 * (1.0 + (PI * done).cos())
+        self.peak * 0.5 * (1.0 + libm::cos(PI * done))
     }
 }
 

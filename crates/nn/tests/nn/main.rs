@@ -1,5 +1,6 @@
 //! Blocks and steps of our own compute the bits of ordinary layers.
 
+mod adamw;
 mod blocks;
 mod checkpoint;
 mod layers;
