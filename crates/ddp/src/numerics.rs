@@ -21,7 +21,7 @@ use crate::buffer;
 use crate::error::DdpError;
 use crate::fingerprint::hash;
 
-/// What follows if the machines of a job's ranks compute other bits in the same operations.
+/// What happens if the machines of a job's ranks compute other bits in the same operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SameBits {

@@ -70,7 +70,10 @@ pub(crate) fn manifest(
     ));
     items.push(Item::new("the bucket plan", plan));
     let operations = numerics::names();
-    items.push(Item::new("the operations that they compare", operations));
+    items.push(Item::new(
+        "the operations of the numeric fingerprint",
+        operations,
+    ));
     Manifest { items, fingerprint }
 }
 

@@ -268,7 +268,7 @@ fn print_values(kernels: Kernels, rounds: usize, least: Duration) {
         });
         println!("| {name} | {:.2} |", 1.0 / rate);
     }
-    let optimiser = AdamW {
+    let optimizer = AdamW {
         learning_rate: 1e-3,
         beta_1: 0.9,
         beta_2: 0.999,
@@ -279,7 +279,7 @@ fn print_values(kernels: Kernels, rounds: usize, least: Duration) {
     let [rate] = medians(rounds, |_| {
         [rate(x.len(), least, || {
             let [parameter, first, second] = &mut *state.borrow_mut();
-            kernels.adamw(&optimiser, 1, parameter, &x, [first, second]);
+            kernels.adamw(&optimizer, 1, parameter, &x, [first, second]);
         })]
     });
     println!("| AdamW | {:.2} |", 1.0 / rate);

@@ -1,4 +1,4 @@
-//! Steps of the optimiser AdamW.
+//! Steps of the optimizer AdamW.
 
 use crate::isa::{Kernels, Task};
 use crate::registers::Register;
@@ -18,7 +18,7 @@ const UNIT: usize = 1024;
 /// ```
 /// use paceline_kernels::{AdamW, Kernels};
 ///
-/// let optimiser = AdamW {
+/// let optimizer = AdamW {
 ///     learning_rate: 0.1,
 ///     beta_1: 0.9,
 ///     beta_2: 0.999,
@@ -27,7 +27,7 @@ const UNIT: usize = 1024;
 /// };
 /// let (mut weight, mut moments) = ([1.0], [[0.0]; 2]);
 /// let [first, second] = &mut moments;
-/// Kernels::of_process()?.adamw(&optimiser, 1, &mut weight, &[0.5], [first, second]);
+/// Kernels::of_process()?.adamw(&optimizer, 1, &mut weight, &[0.5], [first, second]);
 /// assert!((weight[0] - 0.9).abs() < 1e-6);
 /// # Ok::<(), paceline_kernels::IsaError>(())
 /// ```
@@ -54,7 +54,7 @@ impl Kernels {
     /// If the slices have different lengths.
     pub fn adamw(
         self,
-        optimiser: &AdamW,
+        optimizer: &AdamW,
         step: u32,
         parameter: &mut [f32],
         gradient: &[f32],
@@ -67,12 +67,12 @@ impl Kernels {
         );
         let correction = |beta: f32| (1.0 - power(beta.into(), step)) as f32;
         let factors = Factors {
-            betas: [optimiser.beta_1, optimiser.beta_2],
-            rests: [1.0 - optimiser.beta_1, 1.0 - optimiser.beta_2],
-            corrections: [correction(optimiser.beta_1), correction(optimiser.beta_2)],
-            epsilon: optimiser.epsilon,
-            kept: (1.0 - optimiser.learning_rate * f64::from(optimiser.weight_decay)) as f32,
-            learning_rate: optimiser.learning_rate as f32,
+            betas: [optimizer.beta_1, optimizer.beta_2],
+            rests: [1.0 - optimizer.beta_1, 1.0 - optimizer.beta_2],
+            corrections: [correction(optimizer.beta_1), correction(optimizer.beta_2)],
+            epsilon: optimizer.epsilon,
+            kept: (1.0 - optimizer.learning_rate * f64::from(optimizer.weight_decay)) as f32,
+            learning_rate: optimizer.learning_rate as f32,
         };
         let mut moments: Vec<[&mut [f32]; 2]> = first
             .chunks_mut(UNIT)

@@ -26,7 +26,9 @@ const BLOCK: usize = 64;
 /// *Numerics*: a product is one chain over a head's columns, the sum of a query's weights one of 32 lanes, and an output one chain over
 /// its keys. The gradients of keys and values are sums over blocks of 64 queries.
 ///
-/// *Memory*: two values for each query and head, and for each thread the weights of 64 queries.
+/// A NaN or an infinity in a row may reach the queries of its block of 64 that do not see it, with a weight of 0.
+///
+/// *Memory*: two values for each query and head, and for each thread the weights of 64 queries and copies of a head's keys and values.
 ///
 /// *Source*: Dao et al. 2022, "FlashAttention"; `torch.nn.functional.scaled_dot_product_attention`.
 ///
@@ -51,7 +53,7 @@ pub struct Attention {
     pub keys: usize,
     /// Columns of a head. The products are divided by its square root.
     pub width: usize,
-    /// A query sees no key after its own place.
+    /// A query sees no key after its own place, counted from the first of both.
     pub causal: bool,
 }
 
@@ -423,7 +425,7 @@ impl<const WIDTH: usize> Panels<WIDTH> {
                 },
                 b: &panels[panel * self.steps..][..self.steps],
                 first: &[0.0; WIDTH],
-                out: out.from(panel * WIDTH),
+                out: out.after(panel * WIDTH),
                 out_step,
                 lanes: WIDTH,
             });

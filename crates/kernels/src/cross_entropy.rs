@@ -15,8 +15,7 @@ use crate::threads::{each_mut, written};
 pub struct RowSums {
     /// The largest logits.
     pub largest: Vec<f32>,
-    /// Sums of `exp(logit - largest)`. The logarithm of one, with its largest logit, would be one number in place of two, with fewer
-    /// digits after the point.
+    /// Sums of `exp(logit - largest)`. One log-sum-exp could replace both, but would lose precision.
     pub sum: Vec<f32>,
 }
 

@@ -59,7 +59,7 @@ impl Kernels {
     ///
     /// *Shape*: `a` is `[rows, depth]`, `b` is `[depth, columns]`, `bias` has a value for each column; the result is `[rows, columns]`.
     ///
-    /// *Memory*: a copy of `b`, or of the smaller matrix if `b` is transposed; less for few rows.
+    /// *Memory*: a copy of `b`, or of `a` if that is smaller and `b` transposed; less for few rows.
     ///
     /// # Panics
     ///
@@ -128,9 +128,12 @@ fn product<const WIDTH: usize>(
             let rows = row..row + out.len() / columns;
             for piece in 0..pieces(b.rows) {
                 let steps = piece_of(b.rows, piece);
-                let windows = a.windows(rows.clone(), steps.clone());
+                let windows;
                 let left = match first.len() < 3 && !a.transposed {
-                    true => windows.left(a),
+                    true => {
+                        windows = a.windows(&rows, &steps);
+                        windows.left()
+                    }
                     false => a.tiles(kernels, &rows, &steps, &mut copied),
                 };
                 for (panel, first) in first.iter().enumerate() {
@@ -185,7 +188,7 @@ fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View
                     let steps = piece_of(a.columns, piece);
                     let out = sums.as_flattened_mut();
                     kernels.run(Product {
-                        a: a.windows(rows.clone(), steps).left(a),
+                        a: a.windows(&rows, &steps).left(),
                         b: packed.panel((panel, piece * PIECE)),
                         first: &[0.0; WIDTH],
                         out: if piece == 0 {
@@ -231,15 +234,17 @@ impl View<'_> {
         }
     }
 
-    /// Rows of a left matrix that stay where they are, and some of their values: for few panels, which would not pay for a copy.
-    fn windows(&self, rows: Range<usize>, steps: Range<usize>) -> Windows {
-        let (row_step, step) = match self.transposed {
-            true => (1, self.rows),
-            false => (self.columns, 1),
-        };
+    /// Rows of a left matrix that stay where they are, and some of their values: for few panels, which would not pay for a copy. It is not
+    /// transposed.
+    fn windows(&self, rows: &Range<usize>, steps: &Range<usize>) -> Windows<'_> {
+        let offset = |at: usize| at.try_into().expect("a block of less than 16 GiB");
         Windows {
-            rows: rows.map(|row| offset(row * row_step)).collect(),
-            steps: steps.map(|at| offset(at * step)).collect(),
+            values: &self.values
+                [(rows.start * self.columns + steps.start).min(self.values.len())..],
+            rows: (0..rows.len())
+                .map(|row| offset(row * self.columns))
+                .collect(),
+            steps: (0..steps.len()).map(offset).collect(),
         }
     }
 
@@ -311,16 +316,17 @@ impl View<'_> {
     }
 }
 
-/// Offsets of rows and steps.
-struct Windows {
+/// Values, and the offsets of rows and steps.
+struct Windows<'a> {
+    values: &'a [f32],
     rows: Vec<u32>,
     steps: Vec<u32>,
 }
 
-impl Windows {
-    fn left<'a>(&'a self, matrix: View<'a>) -> Left<'a> {
+impl Windows<'_> {
+    fn left(&self) -> Left<'_> {
         Left::Windows {
-            values: matrix.values,
+            values: self.values,
             rows: &self.rows,
             steps: &self.steps,
         }
@@ -359,8 +365,4 @@ fn padded<const WIDTH: usize>(values: &[f32]) -> [f32; WIDTH] {
     let mut row = [0.0; WIDTH];
     row[..values.len()].copy_from_slice(values);
     row
-}
-
-fn offset(at: usize) -> u32 {
-    at.try_into().expect("a matrix of less than 16 GiB")
 }

@@ -1,4 +1,4 @@
-//! The one inner loop of all products: of a matrix that lies anywhere in memory and a panel of columns.
+//! The inner loop of all products: a matrix that lies anywhere in memory, times a panel of columns.
 
 #![expect(
     unsafe_code,
@@ -57,7 +57,7 @@ pub(crate) enum Out<'a> {
 
 impl Out<'_> {
     /// The same from a later value on.
-    pub(crate) fn from(&mut self, at: usize) -> Out<'_> {
+    pub(crate) fn after(&mut self, at: usize) -> Out<'_> {
         match self {
             Self::New(values) => Out::New(&mut values[at..]),
             Self::Old(values) => Out::Old(&mut values[at..]),

@@ -28,7 +28,8 @@ impl Scratch {
     pub(crate) fn new(len: usize) -> Self {
         let mut lines = KEPT_BY_THREAD.with_borrow_mut(Vec::pop).unwrap_or_default();
         if lines.len() * LINE < len {
-            lines.resize(len.div_ceil(LINE), Line([0.0; LINE]));
+            // The system's zeros cost nothing, unlike a copy of what is there.
+            lines = vec![Line([0.0; LINE]); len.div_ceil(LINE)];
         }
         Self { lines, len }
     }

@@ -71,6 +71,12 @@ pub(crate) unsafe fn written_beside<U: Send>(
     cost: usize,
     work: impl Fn(usize, &mut [MaybeUninit<f32>], &mut [U]) + Sync,
 ) -> Vec<f32> {
+    let units = |len: usize, unit: usize| len.div_ceil(unit.max(1));
+    assert_eq!(
+        units(len, unit),
+        units(more.0.len(), more.1),
+        "units of both"
+    );
     let mut values = Vec::with_capacity(len);
     let out = &mut values.spare_capacity_mut()[..len];
     each_pair_mut((out, unit), more, cost, work);

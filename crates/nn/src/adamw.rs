@@ -33,13 +33,13 @@ use crate::values::{Owned, are_readable, of_process};
 /// ```
 #[derive(Config, Debug)]
 pub struct AdamWConfig {
-    /// What remains of the mean gradient in each step.
+    /// Decay of the running mean of the gradient.
     #[config(default = 0.9)]
     pub beta_1: f32,
-    /// What remains of the mean square of the gradient in each step.
+    /// Decay of the running mean of the squared gradient.
     #[config(default = 0.999)]
     pub beta_2: f32,
-    /// Added to the square root of the latter, against division by zero.
+    /// Added to the square root of that mean, against division by zero.
     #[config(default = 1e-5)]
     pub epsilon: f32,
     /// Share of a weight that it loses in each step, in learning rates.
@@ -99,11 +99,16 @@ impl Optimizer for AdamW {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let is_burns = self.config.amsgrad || self.config.cautious_weight_decay;
-        if is_burns || !are_readable(&tensor) || !are_readable(&gradient) {
+        let is_readable = are_readable(&tensor)
+            && are_readable(&gradient)
+            && state.as_ref().is_none_or(|AdamWState { momentum }| {
+                are_readable(&momentum.moment_1) && are_readable(&momentum.moment_2)
+            });
+        if is_burns || !is_readable {
             return self.burns.step(learning_rate, tensor, gradient, state);
         }
         let state = state.map(|state| state.momentum).unwrap_or_else(|| {
-            let zeros = || Tensor::zeros(tensor.dims(), &tensor.device());
+            let zeros = || Tensor::zeros(tensor.dims(), (&tensor.device(), tensor.dtype()));
             AdaptiveMomentumState {
                 time: 0,
                 moment_1: zeros(),

@@ -14,16 +14,17 @@ use crate::values::{self, Values, of_process};
 /// is Burn's attention.
 ///
 /// *Shape*: queries `[batch, length, width]` with the columns of each head side by side, keys and values `[batch, keys, width]`, to
-/// `[batch, length, width]`. If it is causal, a query sees no key after its own place.
+/// `[batch, length, width]`. If it is causal there are as many keys as queries, and a query sees no key after its own place.
 ///
 /// *Numerics*: the products are divided by the square root of a head's width. On the kernels the bits are the same on any number of
-/// threads and with any instruction set (`PACELINE_ISA`).
+/// threads and with any instruction set (`PACELINE_ISA`). A NaN or an infinity may reach up to 63 queries before it, with a weight of 0.
 ///
 /// *Memory*: on the kernels, queries, keys, values and the output until the backward pass.
 ///
 /// # Panics
 ///
-/// If `heads` does not divide the width, and as [`linear`](crate::linear).
+/// If `heads` does not divide the width, if there are no keys, or other than `length` keys for causal attention, and as
+/// [`linear`](crate::linear).
 ///
 /// *Source*: `torch.nn.functional.scaled_dot_product_attention`.
 ///
@@ -40,6 +41,11 @@ pub fn attention(inputs: [Tensor<3>; 3], heads: usize, is_causal: bool) -> Tenso
     assert!(
         heads > 0 && width.is_multiple_of(heads),
         "{heads} heads do not divide a width of {width}"
+    );
+    let keys = inputs[1].dims()[1];
+    assert!(
+        !is_causal || keys == length,
+        "causal attention of {length} queries and {keys} keys"
     );
     let [Some(q), Some(k), Some(v)] = inputs.each_ref().map(Values::of) else {
         let [query, key, value] = inputs.map(|x| {
@@ -58,7 +64,7 @@ pub fn attention(inputs: [Tensor<3>; 3], heads: usize, is_causal: bool) -> Tenso
         sequences: batch,
         heads,
         queries: length,
-        keys: inputs[1].dims()[1],
+        keys,
         width: width / heads,
         causal: is_causal,
     };
@@ -67,17 +73,16 @@ pub fn attention(inputs: [Tensor<3>; 3], heads: usize, is_causal: bool) -> Tenso
     let shapes = inputs.each_ref().map(Tensor::dims);
     let output = values::tensor(output, shapes[0]);
     let slots = [(); 3].map(|()| Slot::default());
-    let mut tip = Point::origin(&inputs[0]);
-    for (input, slot) in inputs.into_iter().zip(slots.clone()) {
-        if input.is_tracked() {
-            tip = tip.deposit(input, move || slot.take());
-        }
-    }
+    let tip = Point::origin(&inputs[0]);
+    let tip = inputs
+        .into_iter()
+        .zip(&slots)
+        .fold(tip, |tip, (input, slot)| tip.deposit_from(input, slot));
     tip.output(output.clone(), move |of_output| {
-        let [output, given] = [output, of_output].map(|values| {
-            let values: Option<Values> = Values::of(&values);
-            values.expect("of the type and the device of the inputs")
-        });
+        let (output, given) = (
+            Values::of_gradient(&output),
+            Values::of_gradient(&of_output),
+        );
         let inputs = [q.slice(), k.slice(), v.slice()];
         let gradients =
             kernels.attention_gradients(&attention, inputs, &sums, output.slice(), given.slice());

@@ -40,11 +40,10 @@ use crate::values::{self, Values, of_process};
 /// ```
 pub fn conv2d(layer: &Conv2d, input: Tensor<4>) -> Tensor<4> {
     let (weight, bias) = (layer.weight.val(), layer.bias.as_ref().map(Param::val));
-    let of_bias = bias.as_ref().map(Values::of);
     let (Some(x), Some(w), Some(b)) = (
         Values::of(&input),
         Values::of(&weight),
-        of_bias.map_or(Some(None), |bias| bias.map(Some)),
+        Values::of_optional(bias.as_ref()),
     ) else {
         return layer.forward(input);
     };
@@ -88,7 +87,7 @@ pub fn conv2d(layer: &Conv2d, input: Tensor<4>) -> Tensor<4> {
         });
     }
     tip.output(output, move |of_output| {
-        let of_output = Values::of(&of_output).expect("of the type and the device of the output");
+        let of_output = Values::of_gradient(&of_output);
         assert!(gradient.set(of_output).is_ok(), "a step runs once");
     })
 }

@@ -5,7 +5,8 @@
 //! - [`Supply`]: parameters that a block gets when it runs and drops afterwards.
 //! - [`linear`]: a linear layer whose weight gradients a pass can leave for later; [`last_linear`], whose product a recomputed block
 //!   saves; [`product`] and [`scores`], for weights that are not a layer's.
-//! - [`conv2d`], [`batch_norm`], [`layer_norm`], [`relu`], [`gelu`]: Burn's own, faster on CPUs, with the same bits on any machine.
+//! - [`conv2d`], [`batch_norm`], [`layer_norm`], [`relu`], [`gelu`]: Burn's own, faster on CPUs, with the same bits on any machine
+//!   (a `batch_norm` in training, of inputs with more dimensions than batch and features).
 //! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory.
 //! - [`gpt`]: a language model made of blocks.

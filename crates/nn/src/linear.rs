@@ -28,21 +28,19 @@ use crate::values::{self, Values, are_readable, of_process};
 ///
 /// As [`Linear::forward`], and if `PACELINE_ISA` names an instruction set that this processor does not have.
 pub fn linear<const D: usize>(layer: &Linear, input: Tensor<D>) -> Tensor<D> {
-    match left_of(layer) {
-        None => multiply(Operands::of(layer, input)),
-        left => {
-            let operands = Operands::of(layer, input);
-            let output = operands.output();
-            operands.on_tape(output, left.map(|left| (left, layer.weight.id)))
-        }
-    }
+    let operands = Operands::of(layer, input);
+    let Some(left) = left_of(layer) else {
+        return multiply(operands);
+    };
+    let output = operands.output();
+    operands.on_tape(output, Some((left, layer.weight.id)))
 }
 
 /// The product of `x` and `weight`, plus `bias`: [`linear`] for a weight that is not a layer's.
 ///
 /// *Shape*: `x` is `[.., inputs]`, `weight` is `[inputs, outputs]`, `bias` is `[outputs]`; the result is `[.., outputs]`.
 ///
-/// *Numerics*: as [`linear`].
+/// *Numerics*, *Panics*: as [`linear`].
 pub fn product<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -60,7 +58,7 @@ pub fn product<const D: usize>(
 ///
 /// *Shape*: `x` is `[.., width]`, `rows` is `[count, width]`; the result is `[.., count]`.
 ///
-/// *Numerics*: as [`linear`].
+/// *Numerics*, *Panics*: as [`linear`].
 ///
 /// *Example*:
 /// ```
@@ -155,7 +153,7 @@ impl<const D: usize> Operands<D> {
         let all = (
             Values::of(&self.x),
             Values::of(&self.weight),
-            bias.map_or(Some(None), |bias| Values::of(bias).map(Some)),
+            Values::of_optional(bias),
         );
         let (x, weight) = (plain(self.x.clone()), plain(self.weight.clone()));
         let (Some(values), Some(matrix), Some(added)) = all else {

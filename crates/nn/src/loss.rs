@@ -16,7 +16,7 @@ use crate::values::{self, Values, of_process};
 ///
 /// # Panics
 ///
-/// If there is no such class.
+/// If there is no such class, or not one target for each prediction.
 ///
 /// *Example*:
 /// ```
@@ -48,7 +48,7 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         logits,
         &after,
         move |gradient| {
-            let gradient = Values::of(&gradient)?.slice()[0];
+            let gradient = Values::of_gradient(&gradient).slice()[0];
             let of_logits =
                 kernels.cross_entropy_gradient(values.slice(), shape[1], &targets, &sums, gradient);
             Some(values::tensor(of_logits, shape))

@@ -60,20 +60,12 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
         take_in(running, batch, layer.momentum);
     }
     let slots = [(); 3].map(|()| Slot::default());
-    let [of_x, of_gamma, of_beta] = slots.clone();
-    let mut tip = Point::origin(&input);
-    if input.is_tracked() {
-        tip = tip.deposit(input, move || of_x.take());
-    }
-    if gamma.is_tracked() {
-        tip = tip.deposit(gamma, move || of_gamma.take());
-    }
-    if beta.is_tracked() {
-        tip = tip.deposit(beta, move || of_beta.take());
-    }
-    let output = values::tensor(output, shape);
+    let tip = Point::origin(&input)
+        .deposit_from(input, &slots[0])
+        .deposit_from(gamma, &slots[1])
+        .deposit_from(beta, &slots[2]);
     tip.output(output, move |of_output: Tensor<D>| {
-        let given = Values::of(&of_output).expect("of the type and the device of the output");
+        let given = Values::of_gradient(&of_output);
         let gradients =
             kernels.batch_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given.slice());
         let [of_x, of_gamma, of_beta] = slots;
@@ -116,11 +108,10 @@ fn take_in(running: &RunningState<Tensor<1>>, batch: &[f32], momentum: f64) {
 /// ```
 pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor<D> {
     let (gamma, beta) = (layer.gamma.val(), layer.beta.as_ref().map(Param::val));
-    let of_beta = beta.as_ref().map(Values::of);
     let (Some(x), Some(scale), Some(shift), Some(epsilon)) = (
         Values::of(&input),
         Values::of(&gamma),
-        of_beta.map_or(Some(None), |beta| beta.map(Some)),
+        Values::of_optional(beta.as_ref()),
         epsilon(layer),
     ) else {
         return layer.forward(input);
@@ -139,21 +130,16 @@ pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor
     let shift = shift.as_ref().map(Values::slice);
     let (output, moments) = kernels.layer_norm(&norm, x.slice(), scale.slice(), shift);
     let slots = [(); 3].map(|()| Slot::default());
-    let [of_x, of_gamma, of_beta] = slots.clone();
-    let mut tip = Point::origin(&input);
-    if input.is_tracked() {
-        tip = tip.deposit(input, move || of_x.take());
-    }
-    if gamma.is_tracked() {
-        tip = tip.deposit(gamma, move || of_gamma.take());
-    }
-    if let Some(beta) = beta.filter(Tensor::is_tracked) {
-        tip = tip.deposit(beta, move || of_beta.take());
+    let mut tip = Point::origin(&input)
+        .deposit_from(input, &slots[0])
+        .deposit_from(gamma, &slots[1]);
+    if let Some(beta) = beta {
+        tip = tip.deposit_from(beta, &slots[2]);
     }
     tip.output(
         values::tensor(output, shape),
         move |of_output: Tensor<D>| {
-            let given = Values::of(&of_output).expect("of the type and the device of the output");
+            let given = Values::of_gradient(&of_output);
             let gradients = kernels.layer_norm_gradients(
                 &norm,
                 x.slice(),

@@ -30,7 +30,7 @@ pub enum Recompute {
     /// Those whose index is a multiple of this number, as torchtitan's selective activation checkpointing does.
     Every(NonZeroUsize),
     /// None, but in every block Burn's own gradient checkpointing recomputes operations that are limited by memory, such as
-    /// activation functions.
+    /// activation functions. What runs on the CPU kernels of this crate's own keeps its inputs.
     Burn,
 }
 

@@ -1,4 +1,4 @@
-//! Backward steps of our own on Burn's autodiff tape. The only file of this crate that knows Burn's internals.
+//! Backward steps of our own on Burn's autodiff tape. With `values.rs` the only file of this crate that knows Burn's internals.
 //!
 //! Burn runs its tape by node depth, deepest first, and a node is one deeper than its deepest parent. Every function here
 //! makes a node with two parents: one that may get a gradient, and a [`Point`], which fixes the place in that order.
@@ -97,6 +97,15 @@ impl Point {
             gradient().map(|gradient| plain(gradient).into_dispatch())
         });
         Self(node(self.0.clone(), parent, &self, step))
+    }
+
+    /// [`deposit`](Self::deposit) of what `slot` has then. Nothing if `parent` is not tracked.
+    pub(crate) fn deposit_from<const D: usize>(self, parent: Tensor<D>, slot: &Slot) -> Self {
+        if !parent.is_tracked() {
+            return self;
+        }
+        let slot = slot.clone();
+        self.deposit(parent, move || slot.take())
     }
 
     /// A deeper point at which the backward pass runs `step`, before the deposits that this point was made from.

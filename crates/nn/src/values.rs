@@ -18,11 +18,22 @@ impl Values {
             return None;
         }
         match plain(tensor.clone()).into_dispatch().kind {
-            DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
-                Some(Self(tensor.to_contiguous()))
-            }
+            DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Some(Self(in_order(tensor))),
             _ => None,
         }
+    }
+
+    /// Those of an optional tensor. `None` if there is one that cannot be read.
+    pub(crate) fn of_optional<const D: usize>(tensor: Option<&Tensor<D>>) -> Option<Option<Self>> {
+        match tensor {
+            None => Some(None),
+            Some(tensor) => Self::of(tensor).map(Some),
+        }
+    }
+
+    /// Those of a gradient of what the kernels computed.
+    pub(crate) fn of_gradient<const D: usize>(gradient: &Tensor<D>) -> Self {
+        Self::of(gradient).expect("of the type and the device of the output")
     }
 
     pub(crate) fn slice(&self) -> &[f32] {
@@ -30,9 +41,19 @@ impl Values {
     }
 }
 
+/// The tensor itself, if its values lie in order.
+fn in_order(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
+    match tensor.is_contiguous() {
+        true => tensor,
+        false => tensor.to_contiguous(),
+    }
+}
+
 /// Whether the kernels can read a tensor: it is on a CPU and in f32.
 pub(crate) fn are_readable<const D: usize>(tensor: &Tensor<D>) -> bool {
-    Values::of(tensor).is_some()
+    let kind = plain(tensor.clone()).into_dispatch().kind;
+    tensor.dtype() == DType::F32
+        && matches!(kind, DispatchTensorKind::Flex(BackendTensor::Float(_)))
 }
 
 /// The values of a tensor that the kernels can read, in row-major order, to be changed in place. If another tensor has them too they are
@@ -45,10 +66,7 @@ impl<const D: usize> Owned<D> {
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => tensor,
             other => panic!("a tensor that the kernels cannot read: {other:?}"),
         };
-        match tensor.is_contiguous() {
-            true => Self(tensor),
-            false => Self(tensor.to_contiguous()),
-        }
+        Self(in_order(tensor))
     }
 
     pub(crate) fn slice(&self) -> &[f32] {
@@ -62,13 +80,14 @@ impl<const D: usize> Owned<D> {
     }
 
     pub(crate) fn tensor(self) -> Tensor<D> {
-        Tensor::from_data(self.0.into_data(), &Device::flex())
+        Tensor::from_data(self.0.into_data(), (&Device::flex(), DType::F32))
     }
 }
 
 /// A tensor without autodiff that takes `values` over.
 pub(crate) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+    let data = TensorData::new(values, shape);
+    Tensor::from_data(data, (&Device::flex(), DType::F32))
 }
 
 /// The kernels of this process.

@@ -6,9 +6,9 @@ use paceline_kernels::{AdamW, Kernels};
 const STEPS: u32 = 20;
 
 /// Parameter and moments after all steps, with a gradient that changes.
-fn expected(optimiser: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f64>; 3] {
-    let (beta_1, beta_2) = (f64::from(optimiser.beta_1), f64::from(optimiser.beta_2));
-    let rate = optimiser.learning_rate;
+fn expected(optimizer: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f64>; 3] {
+    let (beta_1, beta_2) = (f64::from(optimizer.beta_1), f64::from(optimizer.beta_2));
+    let rate = optimizer.learning_rate;
     let mut all = [Vec::new(), Vec::new(), Vec::new()];
     for (parameter, gradient) in parameter.iter().zip(gradient) {
         let (mut parameter, mut first, mut second) = (f64::from(*parameter), 0.0, 0.0);
@@ -17,8 +17,8 @@ fn expected(optimiser: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f64>
             first = beta_1 * first + (1.0 - beta_1) * gradient;
             second = beta_2 * second + (1.0 - beta_2) * gradient * gradient;
             let mean = first / (1.0 - beta_1.powi(step));
-            let size = (second / (1.0 - beta_2.powi(step))).sqrt() + f64::from(optimiser.epsilon);
-            parameter -= parameter * rate * f64::from(optimiser.weight_decay);
+            let size = (second / (1.0 - beta_2.powi(step))).sqrt() + f64::from(optimizer.epsilon);
+            parameter -= parameter * rate * f64::from(optimizer.weight_decay);
             parameter -= rate * mean / size;
         }
         for (all, value) in all.iter_mut().zip([parameter, first, second]) {
@@ -28,14 +28,14 @@ fn expected(optimiser: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f64>
     all
 }
 
-fn run(optimiser: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f32>; 3] {
+fn run(optimizer: &AdamW, parameter: &[f32], gradient: &[f32]) -> [Vec<f32>; 3] {
     everywhere(|kernels: Kernels| {
         let mut parameter = parameter.to_vec();
         let [mut first, mut second] = [0, 1].map(|_| vec![0.0; parameter.len()]);
         for step in 1..=STEPS {
             let gradient: Vec<f32> = gradient.iter().map(|value| value / step as f32).collect();
             kernels.adamw(
-                optimiser,
+                optimizer,
                 step,
                 &mut parameter,
                 &gradient,
@@ -58,13 +58,13 @@ const OPTIMISER: AdamW = AdamW {
 fn any_number_of_values() {
     for count in [0, 1, 31, 32, 33, 1023, 1024, 1025, 30_011] {
         for weight_decay in [0.0, 0.1] {
-            let optimiser = AdamW {
+            let optimizer = AdamW {
                 weight_decay,
                 ..OPTIMISER
             };
             let (parameter, gradient) = (noise(1, count), noise(2, count));
-            let got = run(&optimiser, &parameter, &gradient);
-            for (got, expected) in got.iter().zip(expected(&optimiser, &parameter, &gradient)) {
+            let got = run(&optimizer, &parameter, &gradient);
+            for (got, expected) in got.iter().zip(expected(&optimizer, &parameter, &gradient)) {
                 assert_close(got, &expected, &format!("{count} values"));
             }
         }

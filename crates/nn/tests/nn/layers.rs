@@ -187,6 +187,28 @@ fn a_transformers_layers_agree_with_burns() {
 }
 
 #[test]
+#[should_panic(expected = "causal attention of 2 queries and 5 keys")]
+fn causal_attention_needs_a_key_for_each_query() {
+    let x = |length| Tensor::<3>::ones([1, length, 8], &Device::flex());
+    let _ = attention([x(2), x(5), x(5)], 2, true);
+}
+
+#[test]
+fn a_view_of_a_longer_tensor_is_read_where_it_lies() {
+    let (device, _alone) = device();
+    let long: Tensor<2> = values([9, 6], &device);
+    let view = long.clone().slice([2..5, 0..6]);
+    let copy = Tensor::from_data(view.clone().into_data(), &device);
+    assert_eq!(gelu(view.clone()).into_data(), gelu(copy).into_data());
+    let weight: Tensor<2> = values([4, 6], &device);
+    let straight = scores(view.clone(), weight.clone()).into_data();
+    assert_eq!(
+        product(view, weight.transpose(), None).into_data(),
+        straight
+    );
+}
+
+#[test]
 fn activations_keep_what_is_not_a_number() {
     let x = Tensor::<1>::from_floats(
         [f32::NAN, -0.0, f32::INFINITY, -2.0, 3.0],

@@ -52,6 +52,11 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
         .into_iter()
         .filter(|isa| isa.is_available())
         .collect();
+    let [.., widest] = here[..] else {
+        unreachable!("portable code runs everywhere")
+    };
+    // A portable rank would be reported as slow.
+    let other = here[here.len().saturating_sub(2)];
     for (name, job) in [
         ("digits", "--model small --epochs 1 --shards 2"),
         (
@@ -68,12 +73,11 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
         for (isa, found) in here.iter().zip(&hashes) {
             assert_eq!(*found, hashes[0], "{name}, {isa}");
         }
-        let widest = here[here.len() - 1];
         let ranks = format!(
             "[ $RANK = 0 ] && export PACELINE_ISA={widest}; exec {PACELINE} train {job} --run-dir {name}-mixed"
         );
         let mixed = with(
-            "portable",
+            &other.to_string(),
             &["run", "--nproc-per-node", "2", "sh", "-c", &ranks],
         );
         assert_eq!(mixed.is_well().hash(), hashes[0], "{name}");
