@@ -64,16 +64,24 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
         .deposit_from(input, &slots[0])
         .deposit_from(gamma, &slots[1])
         .deposit_from(beta, &slots[2]);
-    tip.output(output, move |of_output: Tensor<D>| {
-        let given = Values::of_gradient(&of_output);
-        let gradients =
-            kernels.batch_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given.slice());
-        let [of_x, of_gamma, of_beta] = slots;
-        let features = [norm.channels];
-        of_x.put(Some(values::tensor(gradients.input, shape)));
-        of_gamma.put(Some(values::tensor(gradients.gamma, features)));
-        of_beta.put(Some(values::tensor(gradients.beta, features)));
-    })
+    tip.output(
+        values::tensor(output, shape),
+        move |of_output: Tensor<D>| {
+            let given = Values::of_gradient(&of_output);
+            let gradients = kernels.batch_norm_gradients(
+                &norm,
+                x.slice(),
+                scale.slice(),
+                &moments,
+                given.slice(),
+            );
+            let [of_x, of_gamma, of_beta] = slots;
+            let features = [norm.channels];
+            of_x.put(Some(values::tensor(gradients.input, shape)));
+            of_gamma.put(Some(values::tensor(gradients.gamma, features)));
+            of_beta.put(Some(values::tensor(gradients.beta, features)));
+        },
+    )
 }
 
 /// Moves a running statistic towards that of a batch, as Burn does.
