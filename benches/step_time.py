@@ -4,8 +4,8 @@
 Usage: benches/step_time.py [--rounds N] [--threads N] [--workloads LIST] [--before PROGRAM] [--python PYTHON] [--table]
 
 Appends to docs/benchmarks/step_time.jsonl and prints a table of medians with quartiles. Each is measured with the widest instructions of the
-processor and limited to AVX2, as far as a library can be told: Paceline's kernels by PACELINE_ISA, PyTorch's by ATEN_CPU_CAPABILITY and
-ONEDNN_MAX_CPU_ISA. PROGRAM is an earlier build of the example to compare with, PYTHON one that has PyTorch. `--table` prints the table of the newest
+processor and limited to AVX2, as far as a library can be told: Paceline's kernels by PACELINE_ISA, PyTorch's by ATEN_CPU_CAPABILITY,
+ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS. PROGRAM is an earlier build of the example to compare with, PYTHON one that has PyTorch. `--table` prints the table of the newest
 run again. Build the example first: `cargo build --release -p paceline --example step_time`.
 """
 
@@ -23,7 +23,7 @@ PROGRAM = ROOT / "target/release/examples/step_time"
 PEER = ROOT / "tools/gpu/peer_step.py"
 # The same settings as those of `paceline train`: memory that a step frees is kept for the next.
 KEPT = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4294967296"}
-AVX2 = {"PACELINE_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+AVX2 = {"PACELINE_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 STEPS = ["--steps", "15", "--warmup", "3"]
 
 
