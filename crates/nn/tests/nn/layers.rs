@@ -198,7 +198,7 @@ fn a_view_of_a_longer_tensor_is_read_where_it_lies() {
     let (device, _alone) = device();
     let long: Tensor<2> = values([9, 6], &device);
     let view = long.clone().slice([2..5, 0..6]);
-    let copy = Tensor::from_data(view.clone().into_data(), &device);
+    let copy = Tensor::<2>::from_data(view.clone().into_data(), &device);
     assert_eq!(gelu(view.clone()).into_data(), gelu(copy).into_data());
     let weight: Tensor<2> = values([4, 6], &device);
     let straight = scores(view.clone(), weight.clone()).into_data();
