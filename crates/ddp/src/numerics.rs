@@ -34,13 +34,14 @@ pub enum SameBits {
 
 /// The results of an operation.
 type Results = Vec<Tensor<1>>;
+type Operation = fn(&Device) -> Results;
 
 /// An image, or a filter of four outputs for it.
 const IMAGE: [usize; 4] = [2, 4, 9, 9];
 const FILTER: [usize; 4] = [4, 4, 3, 3];
 
 /// Burn's names, and Paceline's own layers. A digest has the place of its operation here.
-const OPERATIONS: [(&str, fn(&Device) -> Results); 31] = [
+const OPERATIONS: [(&str, Operation); 31] = [
     ("matmul", |on| {
         both_ways(on, [[24, 72], [72, 40]], |[a, b]| a.matmul(b))
     }),

@@ -112,7 +112,7 @@ fn a_rank_that_computes_other_bits_is_named_and_ends_a_strict_job() {
              exec {PACELINE} train --model tiny --epochs 1 --shards 2 {options}"
         );
         let words = ["run", "--nproc-per-node", "2", "sh", "-c", &rank];
-        Running::start(command(folder.path(), PACELINE, &words)).ended(LIMIT)
+        Running::start(command(folder.path(), PACELINE, words)).ended(LIMIT)
     };
     let found = "ranks [1] compute other bits than rank 0 in softmax, log_softmax, exp, ";
     with("--run-dir warned").check(0, &[&format!("warning: {found}"), "--same-bits strict"]);
