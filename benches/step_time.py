@@ -21,8 +21,8 @@ from results import ROOT, Results, path
 OUT = path("step_time.jsonl")
 PROGRAM = ROOT / "target/release/examples/step_time"
 PEER = ROOT / "tools/gpu/peer_step.py"
-# The same settings as those of `paceline train`: memory that a step frees is kept for the next.
-KEPT = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4294967296"}
+# Memory that a step frees is kept for the next, in huge pages, for both libraries; see docs/programs.md.
+KEPT = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.hugetlb=1"}
 AVX2 = {"PACELINE_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 STEPS = ["--steps", "15", "--warmup", "3"]
 
