@@ -59,29 +59,12 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
     ] {
         take_in(running, batch, layer.momentum);
     }
-    let slots = [(); 3].map(|()| Slot::default());
-    let tip = Point::origin(&input)
-        .deposit_from(input, &slots[0])
-        .deposit_from(gamma, &slots[1])
-        .deposit_from(beta, &slots[2]);
-    tip.output(
-        values::tensor(output, shape),
-        move |of_output: Tensor<D>| {
-            let given = Values::of_gradient(&of_output);
-            let gradients = kernels.batch_norm_gradients(
-                &norm,
-                x.slice(),
-                scale.slice(),
-                &moments,
-                given.slice(),
-            );
-            let [of_x, of_gamma, of_beta] = slots;
-            let features = [norm.channels];
-            of_x.put(Some(values::tensor(gradients.input, shape)));
-            of_gamma.put(Some(values::tensor(gradients.gamma, features)));
-            of_beta.put(Some(values::tensor(gradients.beta, features)));
-        },
-    )
+    let output = values::tensor(output, shape);
+    on_tape(output, input, gamma, Some(beta), move |given| {
+        let gradients =
+            kernels.batch_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given);
+        [gradients.input, gradients.gamma, gradients.beta]
+    })
 }
 
 /// Moves a running statistic towards that of a batch, as Burn does.
@@ -137,6 +120,23 @@ pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor
     let kernels = of_process();
     let shift = shift.as_ref().map(Values::slice);
     let (output, moments) = kernels.layer_norm(&norm, x.slice(), scale.slice(), shift);
+    let output = values::tensor(output, shape);
+    on_tape(output, input, gamma, beta, move |given| {
+        let gradients =
+            kernels.layer_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given);
+        [gradients.input, gradients.gamma, gradients.beta]
+    })
+}
+
+/// `output` as that of a norm. `gradients` computes those of the input, gamma and beta from the output's.
+fn on_tape<const D: usize>(
+    output: Tensor<D>,
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    gradients: impl FnOnce(&[f32]) -> [Vec<f32>; 3] + Send + 'static,
+) -> Tensor<D> {
+    let (shape, features) = (input.dims(), gamma.dims());
     let slots = [(); 3].map(|()| Slot::default());
     let mut tip = Point::origin(&input)
         .deposit_from(input, &slots[0])
@@ -144,23 +144,13 @@ pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor
     if let Some(beta) = beta {
         tip = tip.deposit_from(beta, &slots[2]);
     }
-    tip.output(
-        values::tensor(output, shape),
-        move |of_output: Tensor<D>| {
-            let given = Values::of_gradient(&of_output);
-            let gradients = kernels.layer_norm_gradients(
-                &norm,
-                x.slice(),
-                scale.slice(),
-                &moments,
-                given.slice(),
-            );
-            let [of_x, of_gamma, of_beta] = slots;
-            of_x.put(Some(values::tensor(gradients.input, shape)));
-            of_gamma.put(Some(values::tensor(gradients.gamma, [width])));
-            of_beta.put(Some(values::tensor(gradients.beta, [width])));
-        },
-    )
+    tip.output(output, move |of_output: Tensor<D>| {
+        let given = Values::of_gradient(&of_output);
+        let [of_input, of_gamma, of_beta] = gradients(given.slice());
+        slots[0].put(Some(values::tensor(of_input, shape)));
+        slots[1].put(Some(values::tensor(of_gamma, features)));
+        slots[2].put(Some(values::tensor(of_beta, features)));
+    })
 }
 
 /// The layer's epsilon, which Burn shows only when it prints a layer.
