@@ -64,9 +64,9 @@ pub struct DdpOptions {
     pub backend: Backend,
     /// The order in which NCCL adds; without NCCL it is always the tree's.
     pub reduction: Reduction,
-    /// What follows if the ranks' kernels compute different bits, so that the result depends on which rank computes what:
-    /// [`Ddp::new`](crate::Ddp::new) and [`Ddp::join_parts`](crate::Ddp::join_parts) compare a *numeric fingerprint*, digests of 26
-    /// small operations of Burn's in f32.
+    /// What happens if the ranks' kernels compute different bits, so that the result depends on which rank computes what:
+    /// [`Ddp::new`](crate::Ddp::new) and [`Ddp::join_parts`](crate::Ddp::join_parts) compare a *numeric fingerprint*, digests of
+    /// small operations of Burn's and of `paceline::nn` in f32.
     ///
     /// *Cost*: a few milliseconds, once in a process. [`SameBits::Warn`] compares on CPUs only, where the bits shall not depend on
     /// the number of ranks: not with a communication hook for which they do, and not with more than 4 ranks that leave `shards` open.
