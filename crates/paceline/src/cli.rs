@@ -1,5 +1,6 @@
 //! The command line and its parsed form.
 
+mod eval;
 mod generate;
 mod indices;
 mod ledger;
@@ -15,6 +16,7 @@ use clap::{ArgAction, value_parser};
 use paceline_cli::flags::{option, required, valued};
 use paceline_cli::{Command as Around, Stop, about};
 
+pub(crate) use eval::{EvalArgs, PredictArgs};
 pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use ledger::LedgerArgs;
@@ -27,6 +29,10 @@ pub(crate) use train::TrainArgs;
 pub(crate) enum Command {
     /// Train on the built-in tasks.
     Train(TrainArgs),
+    /// Evaluate a trained model.
+    Eval(EvalArgs),
+    /// Classify new samples.
+    Predict(PredictArgs),
     /// Write text with a trained language model.
     Generate(GenerateArgs),
     /// Say what layouts of a training cost.
@@ -80,6 +86,8 @@ where
         }),
         "plan" => Ok(Command::Plan(plan::read(matches))),
         "plan-rank" => Ok(Command::PlanRank(plan::read_rank(matches))),
+        "eval" => Ok(Command::Eval(eval::read_eval(matches))),
+        "predict" => Ok(Command::Predict(eval::read_predict(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "ledger" => Ok(Command::Ledger(ledger::read(matches))),
@@ -101,6 +109,9 @@ Examples:
     paceline train
   Learn from a CSV file whose column `label` holds the classes:
     paceline train --data wine.csv --epochs 30
+  See which classes it confuses, and classify new rows:
+    paceline eval
+    paceline predict new.csv
   Start four ranks of your own program:
     paceline run --nproc-per-node 4 ./my-program
   See whether it is faster on four ranks than on one:
@@ -116,6 +127,8 @@ fn program() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(train::command())
+        .subcommand(eval::eval_command())
+        .subcommand(eval::predict_command())
         .subcommand(generate::command())
         .subcommand(plan::command())
         .subcommand(plan::rank_command())

@@ -1,9 +1,11 @@
 //! The commands.
 
+pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod indices;
 pub(crate) mod ledger;
 pub(crate) mod plan;
+pub(crate) mod predict;
 pub(crate) mod rank;
 pub(crate) mod replay;
 pub(crate) mod train;

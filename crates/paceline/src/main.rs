@@ -19,6 +19,8 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Train(args) => commands::train::train(args),
+        Command::Eval(args) => commands::eval::run(args),
+        Command::Predict(args) => commands::predict::run(args),
         Command::Generate(args) => commands::generate::generate(args),
         Command::Plan(args) => commands::plan::plan(args),
         Command::PlanRank(args) => commands::plan::rank(args),

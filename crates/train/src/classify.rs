@@ -6,7 +6,7 @@ use paceline_ddp::Precision;
 use paceline_split::ModelParallel;
 
 use crate::config::TrainConfig;
-use crate::data::{self, Dataset, Features};
+use crate::data::{self, Dataset, Features, Schema};
 use crate::error::TrainError;
 use crate::layout::Layout;
 use crate::model::{ConvNet, Mlp, Net};
@@ -14,8 +14,15 @@ use crate::report::plural;
 use crate::scores::{Classes, Scores};
 use crate::task::{Part, TrainTask, Unit};
 
+/// Entries of a checkpoint's metadata.
+pub(crate) const FEATURES_ENTRY: &str = "features";
+pub(crate) const COLUMNS_ENTRY: &str = "columns";
+pub(crate) const SCALING_ENTRY: &str = "scaling";
+pub(crate) const CLASSES_ENTRY: &str = "classes";
+pub(crate) const MODEL_ENTRY: &str = "model";
+
 /// Samples of one evaluation batch.
-const EVALUATION_BATCH: usize = 256;
+pub(crate) const EVALUATION_BATCH: usize = 256;
 
 /// Samples in plain memory.
 pub(crate) struct Samples {
@@ -44,7 +51,7 @@ impl TrainTask for Dataset {
             self.name,
             plural(self.train().len() as u64, "sample"),
             self.held_out().len(),
-            plural(self.classes as u64, "class"),
+            plural(self.schema.classes.len() as u64, "class"),
         )
     }
 
@@ -56,17 +63,27 @@ impl TrainTask for Dataset {
             format!(
                 "every label of {} is {}: with one class there is nothing to learn",
                 self.name,
-                label.copied().unwrap_or_default()
+                self.schema.classes[label.copied().unwrap_or_default() as usize]
             )
         });
-        let classes = (self.classes > samples).then(|| {
-            format!(
-                "{} has {} for {}: labels are class numbers from 0, and the largest is {}",
+        let classes = &self.schema.classes;
+        let are_numbers = classes
+            .last()
+            .is_some_and(|last| last.parse() == Ok(classes.len() - 1));
+        let classes = (classes.len() > samples).then(|| {
+            let few = format!(
+                "{} has {} for {}",
                 self.name,
-                plural(self.classes as u64, "class"),
+                plural(classes.len() as u64, "class"),
                 plural(samples as u64, "training sample"),
-                self.classes - 1
-            )
+            );
+            match are_numbers {
+                true => format!(
+                    "{few}: labels are class numbers from 0, and the largest is {}",
+                    classes.len() - 1
+                ),
+                false => few,
+            }
         });
         one_class.into_iter().chain(classes).collect()
     }
@@ -82,24 +99,32 @@ impl TrainTask for Dataset {
         EVALUATION_BATCH
     }
 
-    /// The input scaling and the class names.
-    fn metadata(&self) -> Vec<(&'static str, String)> {
+    /// The schema and the size of the network.
+    fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)> {
         let json = |value: Result<String, serde_json::Error>| value.expect("it always encodes");
-        let classes: Vec<String> = (0..self.classes).map(|class| class.to_string()).collect();
+        let schema = &self.schema;
         vec![
             ("data", self.name.clone()),
-            ("features", json(serde_json::to_string(&self.features))),
-            ("scaling", json(serde_json::to_string(&self.scaling))),
-            ("classes", json(serde_json::to_string(&classes))),
+            (
+                FEATURES_ENTRY,
+                json(serde_json::to_string(&schema.features)),
+            ),
+            (COLUMNS_ENTRY, json(serde_json::to_string(&schema.columns))),
+            (SCALING_ENTRY, json(serde_json::to_string(&schema.scaling))),
+            (CLASSES_ENTRY, json(serde_json::to_string(&schema.classes))),
+            (MODEL_ENTRY, json(serde_json::to_string(&config.model))),
         ]
     }
 
     fn model(&self, config: &TrainConfig, device: &Device, _: &Layout) -> Result<Net, TrainError> {
-        Ok(Net::new(self.features, self.classes, config.model, device))
+        let Schema {
+            features, classes, ..
+        } = &self.schema;
+        Ok(Net::new(*features, classes.len(), config.model, device))
     }
 
     fn parts(&self) -> usize {
-        match self.features {
+        match self.schema.features {
             Features::Image { .. } => ConvNet::LAYERS.len(),
             Features::Flat { .. } => Mlp::LAYERS.len(),
         }
@@ -115,7 +140,7 @@ impl TrainTask for Dataset {
     }
 
     fn model_name(&self, config: &TrainConfig) -> String {
-        format!("{:?} {}", config.model, self.features.network()).to_lowercase()
+        format!("{:?} {}", config.model, self.schema.features.network()).to_lowercase()
     }
 
     fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Samples {
@@ -143,7 +168,7 @@ impl TrainTask for Dataset {
         device: &Device,
     ) -> Scores {
         let count = batch.labels.len();
-        let values = TensorData::new(batch.values.clone(), [count, self.features.count()]);
+        let values = TensorData::new(batch.values.clone(), [count, self.schema.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);
         let input = Tensor::from_data(values, device);
         let scores = precision.logits(model.forward(precision.input(input)));

@@ -1,15 +1,15 @@
 //! Text from a trained language model, one token at a time.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use paceline_checkpoint::{CheckpointError, SavedModel};
+use paceline_checkpoint::CheckpointError;
 use paceline_nn::gpt::{Gpt, GptConfig};
 
 use crate::error::TrainError;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
-use crate::run_dir;
 use crate::tokenizer::Tokenizer;
+use crate::trained::{entry, newest};
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,10 +26,11 @@ pub struct GenerateOptions {
 
 /// A trained language model and its tokenizer.
 pub struct Generator {
-    gpt: Gpt,
+    pub(crate) gpt: Gpt,
     context: usize,
     tokenizer: Tokenizer,
-    device: Device,
+    pub(crate) device: Device,
+    pub(crate) checkpoint: PathBuf,
 }
 
 impl Generator {
@@ -37,25 +38,19 @@ impl Generator {
     ///
     /// *Errors*: no checkpoint; one of another task; a damaged one.
     pub fn of_run(run: &Path) -> Result<Self, TrainError> {
-        let folder = run_dir::checkpoints(run);
-        let Some(saved) = SavedModel::newest(&folder)? else {
-            return Err(TrainError::NoCheckpoint { path: folder });
-        };
-        let entry = |name| saved.metadata().get(name);
-        let (Some(gpt), Some(tokenizer)) = (entry(GPT_ENTRY), entry(TOKENIZER_ENTRY)) else {
+        let saved = newest(run)?;
+        let Some(tokenizer) = saved.metadata().get(TOKENIZER_ENTRY) else {
             return Err(TrainError::usage(
                 format!("{} holds no language model", run.display()),
-                "name the run of a `paceline train --task lm`",
+                "name the run of a `paceline train --task lm`; for a classifier there is `paceline predict`",
             ));
         };
-        let misfit = |what: String| CheckpointError::Misfit {
+        let config: GptConfig = entry(&saved, GPT_ENTRY)?;
+        let tokenizer = Tokenizer::from_text(tokenizer).map_err(|why| CheckpointError::Misfit {
             path: saved.path().to_owned(),
-            what,
-        };
-        let config: GptConfig = serde_json::from_str(gpt)
-            .map_err(|error| misfit(format!("its entry {GPT_ENTRY} cannot be read: {error}")))?;
-        let tokenizer = Tokenizer::from_text(tokenizer)
-            .map_err(|why| misfit(format!("its tokenizer cannot be read: {why}")))?;
+            what: format!("its tokenizer cannot be read: {why}"),
+        })?;
+        let checkpoint = saved.path().to_owned();
         let device = Device::flex();
         let gpt = saved.restore(config.init(&device))?;
         Ok(Self {
@@ -63,6 +58,7 @@ impl Generator {
             context: config.context,
             tokenizer,
             device,
+            checkpoint,
         })
     }
 

@@ -280,7 +280,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     }
 
     /// The shape of the model and the tokenizer.
-    fn metadata(&self) -> Vec<(&'static str, String)> {
+    fn metadata(&self, _: &TrainConfig) -> Vec<(&'static str, String)> {
         let gpt = serde_json::to_string(&self.gpt).expect("it always encodes");
         vec![
             ("data", self.name.clone()),

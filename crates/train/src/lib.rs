@@ -2,14 +2,17 @@
 //!
 //! - [`config`]: layered settings, each with its source.
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, texts.
-//! - [`train`]: the loop, for every task; [`Generator`]: text from a trained language model;
+//! - [`train`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Classifier`]: its classes for samples without labels;
+//!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
+mod classifier;
 mod classify;
 pub mod config;
 mod console;
 pub mod data;
 mod error;
+mod eval;
 mod evaluate;
 mod foresee;
 mod generate;
@@ -30,10 +33,13 @@ mod setup;
 mod stages;
 mod task;
 mod tokenizer;
+mod trained;
 mod trainer;
 
+pub use classifier::{Classifier, Prediction};
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
+pub use eval::{ClassFigures, Confused, Evaluation, eval};
 pub use foresee::{Foreseen, foresee};
 pub use generate::{GenerateOptions, Generator};
 pub use replay::{Replay, Replayed, replay};

@@ -104,7 +104,7 @@ pub(crate) fn open_checkpoints<T: TrainTask>(
     let folder = run_dir::checkpoints(&config.run_dir);
     let checkpoints = Checkpoints::open(folder, group)?.keep(config.keep);
     let checkpoints = checkpoints.snapshot_every(config.snapshot_every);
-    let metadata = task.metadata().into_iter();
+    let metadata = task.metadata(config).into_iter();
     Ok(metadata.fold(checkpoints, |checkpoints, (name, value)| {
         checkpoints.metadata(name, &value)
     }))

@@ -86,7 +86,7 @@ pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
     fn evaluation_batch(&self) -> usize;
 
     /// Entries that a checkpoint needs so that other programs can use the model.
-    fn metadata(&self) -> Vec<(&'static str, String)>;
+    fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)>;
 
     /// Files that ranks read from the run directory.
     fn files(&self) -> Vec<(&'static str, String)> {

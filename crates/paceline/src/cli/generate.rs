@@ -33,12 +33,7 @@ pub(super) fn command() -> clap::Command {
         .about("Write text with a language model that `paceline train --task lm` has trained")
         .after_help(EXAMPLES)
         .allow_missing_positional(true)
-        .arg(
-            Arg::new("run")
-                .value_name("RUN")
-                .value_parser(value_parser!(PathBuf))
-                .help("Run directory [default: the newest below runs/]"),
-        )
+        .arg(super::eval::run())
         .arg(
             Arg::new("prompt")
                 .value_name("PROMPT")

@@ -1,12 +1,11 @@
 //! `paceline generate`: text from a trained language model, as it is written.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use paceline_train::Generator;
 
 use super::failed;
-use super::train::{RUNS, newest_run, saved_run};
+use super::train::run_or_newest;
 use crate::cli::GenerateArgs;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
@@ -15,10 +14,7 @@ use paceline_cli::flags::finish;
 ///
 /// *Errors*: no such run, or one without a language model or a checkpoint; a prompt that cannot be encoded.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
-    let run = match &args.run {
-        Some(run) => saved_run(run.clone())?.folder,
-        None => newest_run(Path::new(RUNS))?,
-    };
+    let run = run_or_newest(args.run.as_deref())?.folder;
     let generator = Generator::of_run(&run).map_err(|error| failed(None, &error))?;
     let mut out = io::stdout().lock();
     let mut written = Ok(());

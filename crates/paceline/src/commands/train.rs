@@ -26,7 +26,7 @@ use paceline_cli::job;
 use paceline_cli::usage::{Summary, UsageArgs};
 
 /// Folder for runs without `--run-dir`.
-pub(super) const RUNS: &str = "runs";
+const RUNS: &str = "runs";
 /// File of resolved settings in a run directory.
 const SETTINGS: &str = "config.toml";
 
@@ -283,8 +283,16 @@ pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     Ok(SavedRun { folder, settings })
 }
 
+/// The run in a folder, or the newest one.
+pub(super) fn run_or_newest(folder: Option<&Path>) -> Result<SavedRun, Failure> {
+    match folder {
+        Some(folder) => saved_run(folder.to_owned()),
+        None => saved_run(newest_run(Path::new(RUNS))?),
+    }
+}
+
 /// The run with the newest checkpoint of all.
-pub(super) fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
+fn newest_run(runs: &Path) -> Result<PathBuf, Failure> {
     let written = |run: &PathBuf| {
         let newest = paceline_checkpoint::list(&checkpoints(run)).pop()?;
         std::fs::metadata(newest).ok()?.modified().ok()

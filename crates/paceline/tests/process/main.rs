@@ -29,6 +29,7 @@ mod step_time;
 mod support;
 mod tensor_parallel;
 mod torch_contract;
+mod trained;
 mod zero;
 
 /// The example, for its own tests: cargo builds an example either as a program or as tests, and `step_time` starts it.

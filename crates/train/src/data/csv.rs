@@ -1,6 +1,6 @@
-//! A table as CSV: numeric columns, one of them the label. Cells are separated by commas, semicolons or tabs.
+//! A table as CSV: numeric columns, and one with the label, a number or a word. Cells are separated by commas, semicolons or tabs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Chain, Cursor, Read};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,8 @@ use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminat
 use super::error::{list, nearest, quote};
 use super::source::{Source, not_text};
 use super::{
-    CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count,
+    CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX,
+    numbered_classes,
 };
 use crate::report::plural;
 
@@ -40,8 +41,11 @@ pub fn load(options: &CsvOptions) -> Result<Dataset, DataError> {
 }
 
 fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
-    let table = Table::read(options)?;
-    let len = table.labels.len();
+    let mut rows = Rows::open(&options.path)?;
+    let columns = Columns::read(options, &mut rows)?;
+    let table = Table::read(&columns, &mut rows)?;
+    let (classes, labels) = table.labels.classes(&columns)?;
+    let len = labels.len();
     if len < 2 {
         let samples = plural(len as u64, "sample");
         return Err(DataProblem::new(format!(
@@ -49,38 +53,128 @@ fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
         )));
     }
     let split = Split::fixed(len);
-    let scale = Scale::over(&table, &split.train);
-    let values = scale.apply(&table).map_err(|column| {
-        let column = table.columns.features().nth(column).unwrap_or_default();
+    let scale = Scale::over(&table.values, columns.width(), &split.train);
+    let values = scale.all(&table.values).map_err(|column| {
+        let column = columns.features().nth(column).unwrap_or_default();
         DataProblem::new(format!(
             "column {column:?} cannot be standardised: a held-out value is too far from the others"
         ))
     })?;
-    let stem = options.path.file_stem().unwrap_or_default();
     Ok(Dataset {
-        name: stem.to_string_lossy().into_owned(),
-        features: Features::Flat {
-            count: table.width(),
+        name: name(&options.path),
+        schema: Schema {
+            features: Features::Flat {
+                count: columns.width(),
+            },
+            columns: columns.features().collect(),
+            scaling: Scaling::Standardised {
+                mean: scale.mean,
+                deviation: scale.deviation,
+            },
+            classes,
         },
         values,
-        classes: class_count(&table.labels),
-        labels: table.labels,
-        scaling: Scaling::Standardised {
-            mean: scale.mean,
-            deviation: scale.deviation,
-        },
+        labels,
         split,
     })
 }
 
-/// The header line.
+/// The rows of a CSV file, all held out, as a classifier with this schema reads them.
+///
+/// *Errors*: as [`load`]; a column of the schema that is missing; a label that is none of its classes.
+pub fn load_as(options: &CsvOptions, schema: &Schema) -> Result<Dataset, DataError> {
+    let read = || {
+        let mut rows = Rows::open(&options.path)?;
+        let columns = Columns::read(options, &mut rows)?.picked(&schema.columns)?;
+        let table = Table::read(&columns, &mut rows)?;
+        let labels = table.labels.among(&schema.classes, &columns)?;
+        let far = |column: usize| too_far(&schema.columns[column]);
+        Ok(Dataset {
+            name: name(&options.path),
+            schema: schema.clone(),
+            values: Scale::of(&schema.scaling).all(&table.values).map_err(far)?,
+            split: Split::all_held_out(labels.len()),
+            labels,
+        })
+    };
+    read().map_err(|problem: DataProblem| problem.of(&options.path))
+}
+
+/// The samples of a CSV file without labels, one by one, as a classifier reads them. Other columns do not matter.
+pub struct Unlabelled {
+    path: PathBuf,
+    rows: Rows,
+    columns: Columns,
+    scale: Scale,
+}
+
+impl Unlabelled {
+    /// Opens the file and reads its header.
+    ///
+    /// *Errors*: a file that cannot be read; a column of the schema that is missing.
+    pub fn open(path: &Path, schema: &Schema) -> Result<Self, DataError> {
+        let open = || {
+            let mut rows = Rows::open(path)?;
+            let columns = Columns::header(&mut rows)?.picked(&schema.columns)?;
+            Ok((rows, columns))
+        };
+        let (rows, columns) = open().map_err(|problem: DataProblem| problem.of(path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            rows,
+            columns,
+            scale: Scale::of(&schema.scaling),
+        })
+    }
+
+    fn read(&mut self, values: &mut Vec<f32>) -> Result<bool, DataProblem> {
+        let Some(row) = self.rows.next()? else {
+            return Ok(false);
+        };
+        let mut cells = Vec::with_capacity(self.columns.width());
+        self.columns.numbers(&row, &mut cells)?;
+        let scaled = self.scale.all(&cells);
+        let scaled = scaled.map_err(|column| {
+            let column = self.columns.features().nth(column).unwrap_or_default();
+            too_far(&column)
+        })?;
+        values.extend(scaled);
+        Ok(true)
+    }
+
+    /// Appends the scaled values of the next row to `values`; false at the end.
+    ///
+    /// *Errors*: as [`load`].
+    pub fn next(&mut self, values: &mut Vec<f32>) -> Result<bool, DataError> {
+        self.read(values).map_err(|problem| problem.of(&self.path))
+    }
+}
+
+/// A value is beyond `f32` once it is scaled.
+fn too_far(column: &str) -> DataProblem {
+    DataProblem::new(format!(
+        "column {:?} has a value too far from those that the model was trained on",
+        quote(column)
+    ))
+}
+
+fn name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// The header line: which columns are read.
 struct Columns {
     names: Vec<String>,
-    label: usize,
+    /// The label's index.
+    label: Option<usize>,
+    /// Indices of the features, in the order of a sample's values.
+    picked: Vec<usize>,
 }
 
 impl Columns {
-    fn read(options: &CsvOptions, rows: &mut Rows) -> Result<Self, DataProblem> {
+    /// All columns are features.
+    fn header(rows: &mut Rows) -> Result<Self, DataProblem> {
         let header = rows.next()?.ok_or_else(|| {
             DataProblem::new("empty; the first line must name the columns")
                 .with_hint("the first line could be: age,height,label")
@@ -91,10 +185,21 @@ impl Columns {
             let name = quote(name);
             return Err(DataProblem::new(format!("two columns are called {name:?}")));
         }
+        Ok(Self {
+            label: None,
+            picked: (0..names.len()).collect(),
+            names,
+        })
+    }
+
+    /// All columns besides the label are features.
+    fn read(options: &CsvOptions, rows: &mut Rows) -> Result<Self, DataProblem> {
+        let mut columns = Self::header(rows)?;
+        let names = &columns.names;
         let wanted = options.label_column.as_deref().unwrap_or(LABEL_COLUMN);
         let Some(label) = names.iter().position(|name| name == wanted) else {
-            let columns = list(&names);
-            let problem = format!("no column {wanted:?}; the columns are {columns}");
+            let listed = list(names);
+            let problem = format!("no column {wanted:?}; the columns are {listed}");
             let hint = match nearest(wanted, names.iter().map(String::as_str)) {
                 Some(name) => format!("did you mean {name:?}? name it with --label-column"),
                 None => "name the column that holds the labels with --label-column".to_owned(),
@@ -105,65 +210,153 @@ impl Columns {
             let problem = format!("no column besides the label {wanted:?}");
             return Err(DataProblem::new(problem));
         }
-        Ok(Self { names, label })
+        columns.label = Some(label);
+        columns.picked.remove(label);
+        Ok(columns)
     }
 
-    fn features(&self) -> impl Iterator<Item = String> + '_ {
-        let names = self.names.iter().enumerate();
-        names
-            .filter(|(index, _)| *index != self.label)
-            .map(|(_, name)| name.clone())
-    }
-}
-
-/// The file's cells as numbers.
-struct Table {
-    columns: Columns,
-    values: Vec<f64>,
-    labels: Vec<u32>,
-}
-
-impl Table {
-    fn read(options: &CsvOptions) -> Result<Self, DataProblem> {
-        let mut rows = Rows::open(&options.path)?;
-        let mut table = Self {
-            columns: Columns::read(options, &mut rows)?,
-            values: Vec::new(),
-            labels: Vec::new(),
+    /// Only the columns with these names are features, in this order.
+    fn picked(mut self, features: &[String]) -> Result<Self, DataProblem> {
+        let at: BTreeMap<&String, usize> = self.names.iter().zip(0..).collect();
+        let find = |wanted: &String| {
+            at.get(wanted).copied().ok_or_else(|| {
+                let (wanted, listed) = (quote(wanted), list(&self.names));
+                let problem = DataProblem::new(format!(
+                    "no column {wanted:?}, which the model was trained on; the columns are {listed}"
+                ));
+                match nearest(&wanted, self.names.iter().map(String::as_str)) {
+                    Some(name) => problem.with_hint(format!("rename {name:?}, if it is the same")),
+                    None => problem,
+                }
+            })
         };
-        while let Some(row) = rows.next()? {
-            table.push(&row)?;
-        }
-        Ok(table)
+        self.picked = features.iter().map(find).collect::<Result<_, _>>()?;
+        Ok(self)
     }
 
     /// Features of a row.
     fn width(&self) -> usize {
-        self.columns.names.len() - 1
+        self.picked.len()
     }
 
-    fn push(&mut self, row: &Row) -> Result<(), DataProblem> {
+    fn features(&self) -> impl Iterator<Item = String> + '_ {
+        self.picked.iter().map(|index| self.names[*index].clone())
+    }
+
+    fn label_cell<'a>(&'a self, line: u64, text: &'a str) -> Cell<'a> {
+        let name = self.label.map_or(LABEL_COLUMN, |label| &self.names[label]);
+        Cell { line, name, text }
+    }
+
+    /// Appends the features of a row to `values`.
+    fn numbers(&self, row: &Row, values: &mut Vec<f64>) -> Result<(), DataProblem> {
         let Row { line, ref cells } = *row;
-        if cells.len() != self.columns.names.len() {
+        if cells.len() != self.names.len() {
             let got = plural(cells.len() as u64, "cell");
-            let expected = plural(self.columns.names.len() as u64, "column");
+            let expected = plural(self.names.len() as u64, "column");
             return Err(DataProblem::new(format!(
                 "line {line}: {got}, but the header names {expected}"
             )));
         }
-        let values = (self.values.len() + self.width()) as u64;
-        if values > VALUES_MAX {
-            return Err(DataProblem::too_large("values", values, VALUES_MAX));
-        }
-        for (index, (text, name)) in cells.iter().zip(&self.columns.names).enumerate() {
-            let cell = Cell { line, name, text };
-            if index == self.columns.label {
-                self.labels.push(cell.label()?);
-            } else {
-                self.values.push(cell.number()?);
-            }
+        for &index in &self.picked {
+            let (name, text) = (&self.names[index], &cells[index]);
+            values.push(Cell { line, name, text }.number()?);
         }
         Ok(())
+    }
+}
+
+/// The file's cells: numbers and labels.
+struct Table {
+    values: Vec<f64>,
+    labels: Labels,
+}
+
+impl Table {
+    fn read(columns: &Columns, rows: &mut Rows) -> Result<Self, DataProblem> {
+        let mut table = Self {
+            values: Vec::new(),
+            labels: Labels::default(),
+        };
+        while let Some(row) = rows.next()? {
+            let values = (table.values.len() + columns.width()) as u64;
+            if values > VALUES_MAX {
+                return Err(DataProblem::too_large("values", values, VALUES_MAX));
+            }
+            columns.numbers(&row, &mut table.values)?;
+            if let Some(label) = columns.label {
+                table.labels.push(&row.cells[label], row.line)?;
+            }
+        }
+        Ok(table)
+    }
+}
+
+/// The labels of all rows, each different text once.
+#[derive(Default)]
+struct Labels {
+    /// Different texts and the line of the first one.
+    texts: Vec<(String, u64)>,
+    known: HashMap<String, u32>,
+    /// Of each row, the index of its text.
+    rows: Vec<u32>,
+}
+
+impl Labels {
+    fn push(&mut self, text: &str, line: u64) -> Result<(), DataProblem> {
+        let known = self.known.get(text).copied();
+        let label = match known {
+            Some(label) => label,
+            None => {
+                let new = self.texts.len() as u32;
+                if new as usize >= CLASSES_MAX {
+                    return Err(DataProblem::new(format!(
+                        "line {line}: more than {CLASSES_MAX} different labels"
+                    ))
+                    .with_hint(REGRESSION));
+                }
+                self.texts.push((text.to_owned(), line));
+                self.known.insert(text.to_owned(), new);
+                new
+            }
+        };
+        self.rows.push(label);
+        Ok(())
+    }
+
+    /// The names of the classes, and the class of each row. If all labels are words, they are the classes, in alphabetical order; otherwise
+    /// they are class numbers.
+    fn classes(self, columns: &Columns) -> Result<(Vec<String>, Vec<u32>), DataProblem> {
+        let is_word = |text: &str| !text.is_empty() && text.parse::<f64>().is_err();
+        if !self.texts.is_empty() && self.texts.iter().all(|(text, _)| is_word(text)) {
+            let mut classes: Vec<String> =
+                self.texts.iter().map(|(text, _)| text.clone()).collect();
+            classes.sort_unstable();
+            let labels = self.among(&classes, columns)?;
+            return Ok((classes, labels));
+        }
+        let number = |(text, line): &(String, u64)| columns.label_cell(*line, text).label();
+        let numbers: Vec<u32> = self.texts.iter().map(number).collect::<Result<_, _>>()?;
+        let labels: Vec<u32> = self.rows.iter().map(|row| numbers[*row as usize]).collect();
+        Ok((numbered_classes(&labels), labels))
+    }
+
+    /// The class of each row.
+    ///
+    /// *Errors*: the first label that is none of `classes`.
+    fn among(self, classes: &[String], columns: &Columns) -> Result<Vec<u32>, DataProblem> {
+        let at: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
+        let find = |(text, line): &(String, u64)| {
+            at.get(text.as_str()).copied().ok_or_else(|| {
+                let cell = columns.label_cell(*line, text);
+                let (text, name, known) = (quote(text), quote(cell.name), list(classes));
+                DataProblem::new(format!(
+                    "line {line}: {text:?} in column {name:?} is none of the model's classes, {known}"
+                ))
+            })
+        };
+        let found: Vec<u32> = self.texts.iter().map(find).collect::<Result<_, _>>()?;
+        Ok(self.rows.iter().map(|row| found[*row as usize]).collect())
     }
 }
 
@@ -205,7 +398,10 @@ impl Cell<'_> {
             ));
             match self.text.parse::<f64>() {
                 Ok(_) => problem.with_hint(format!("number the classes from 0; {REGRESSION}")),
-                Err(_) => problem.with_hint("number the classes from 0"),
+                Err(_) if self.text.is_empty() => {
+                    problem.with_hint("fill in missing labels, or leave out their lines")
+                }
+                Err(_) => problem.with_hint("other labels are numbers: use only numbers or only words"),
             }
         })?;
         if label as usize >= CLASSES_MAX {
@@ -305,20 +501,32 @@ struct Scale {
 }
 
 impl Scale {
-    fn over(table: &Table, rows: &[usize]) -> Self {
-        let width = table.width();
+    /// That of the given rows of a table.
+    fn over(values: &[f64], width: usize, rows: &[usize]) -> Self {
         let column = |column: usize| {
-            let at = |&row: &usize| table.values[row * width + column];
+            let at = |&row: &usize| values[row * width + column];
             moments(&rows.iter().map(at).collect::<Vec<_>>())
         };
         let (mean, deviation) = (0..width).map(column).unzip();
         Self { mean, deviation }
     }
 
-    /// All values scaled, or the first column with a scaled value outside the range of `f32`.
-    fn apply(&self, table: &Table) -> Result<Vec<f32>, usize> {
-        let columns = (0..table.width()).cycle();
-        let scaled = table.values.iter().zip(columns).map(|(value, column)| {
+    /// That of a table.
+    ///
+    /// # Panics
+    ///
+    /// If it is that of images.
+    fn of(scaling: &Scaling) -> Self {
+        let Scaling::Standardised { mean, deviation } = scaling.clone() else {
+            panic!("tables are standardised, not {scaling:?}");
+        };
+        Self { mean, deviation }
+    }
+
+    /// All values of whole rows scaled, or the first column with a scaled value outside the range of `f32`.
+    fn all(&self, values: &[f64]) -> Result<Vec<f32>, usize> {
+        let columns = (0..self.mean.len()).cycle();
+        let scaled = values.iter().zip(columns).map(|(value, column)| {
             let scaled = ((value - self.mean[column]) / self.deviation[column]) as f32;
             scaled.is_finite().then_some(scaled).ok_or(column)
         });

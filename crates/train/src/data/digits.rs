@@ -4,14 +4,13 @@ use std::io::Read;
 
 use flate2::read::GzDecoder;
 
-use super::{Dataset, Features, Scaling, Split};
+use super::{Dataset, Features, Scaling, Schema, Split, numbered_classes};
 
 /// One line per image: 64 intensities 0..=16, row by row, then the digit. The attribution is in `data/README.md`.
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
 const SIDE: usize = 8;
 const INTENSITY_MAX: f32 = 16.0;
-const CLASSES: usize = 10;
 
 /// The digits, scaled to 0..=1, under the fixed split: 1,437 to train on, 360 held out.
 ///
@@ -35,16 +34,19 @@ pub fn load() -> Dataset {
     assert_eq!(values.len(), labels.len() * SIDE * SIDE, "whole images");
     Dataset {
         name: "digits".to_owned(),
-        features: Features::Image {
-            height: SIDE,
-            width: SIDE,
-            channels: 1,
+        schema: Schema {
+            features: Features::Image {
+                height: SIDE,
+                width: SIDE,
+                channels: 1,
+            },
+            columns: Vec::new(),
+            scaling: Scaling::DividedBy(INTENSITY_MAX),
+            classes: numbered_classes(&labels),
         },
         values,
         split: Split::fixed(labels.len()),
         labels,
-        classes: CLASSES,
-        scaling: Scaling::DividedBy(INTENSITY_MAX),
     }
 }
 

@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use super::error::similar;
 use super::source::Source;
 use super::{
-    DataError, DataProblem, Dataset, Features, Scaling, Split, VALUES_MAX, class_count, name_of,
+    DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX, name_of,
+    numbered_classes,
 };
 
 /// Maximum number of images in a file, and maximum side of an image.
@@ -38,22 +39,83 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
     let trained = images.labels.len();
     images.append(read_part(folder, [held_out_images, held_out_labels])?)?;
 
-    let values = images.pixels.iter();
     Ok(Dataset {
         name: name_of(folder),
-        features: Features::Image {
-            height: images.height,
-            width: images.width,
-            channels: 1,
+        schema: Schema {
+            features: images.features(),
+            columns: Vec::new(),
+            scaling: Scaling::DividedBy(INTENSITY_MAX),
+            classes: numbered_classes(&images.labels),
         },
-        values: values
-            .map(|&byte| f32::from(byte) / INTENSITY_MAX)
-            .collect(),
-        classes: class_count(&images.labels),
+        values: scaled(&images.pixels, INTENSITY_MAX),
         split: Split::first(trained, images.labels.len()),
         labels: images.labels,
-        scaling: Scaling::DividedBy(INTENSITY_MAX),
     })
+}
+
+/// The held-out images of such a folder, as a classifier with this schema reads them.
+///
+/// *Errors*: as [`load`]; images of another size; a label that is none of the schema's classes.
+pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
+    let [_, _, images, labels] = FILES;
+    let images = read_part(folder, [images, labels])?;
+    let of = |problem: DataProblem| problem.of(&images.path);
+    let divisor = fitting(images.features(), schema).map_err(of)?;
+    let classes = schema.classes.len();
+    if let Some(label) = images
+        .labels
+        .iter()
+        .find(|label| **label as usize >= classes)
+    {
+        let problem = format!("label {label}, but the model has {classes} classes from 0");
+        return Err(of(DataProblem::new(problem)));
+    }
+    Ok(Dataset {
+        name: name_of(folder),
+        schema: schema.clone(),
+        values: scaled(&images.pixels, divisor),
+        split: Split::all_held_out(images.labels.len()),
+        labels: images.labels,
+    })
+}
+
+/// The scaled images of one file, without labels, as a classifier with this schema reads them.
+///
+/// *Errors*: as [`load`]; images of another size.
+pub fn images_as(path: &Path, schema: &Schema) -> Result<Vec<f32>, DataError> {
+    let read = || {
+        let ([_, height, width], pixels) = read_idx(path, &IMAGES)?;
+        let divisor = fitting(grey(height, width), schema)?;
+        Ok(scaled(&pixels, divisor))
+    };
+    read().map_err(|problem: DataProblem| problem.of(path))
+}
+
+/// What the pixels of such images are divided by, if a classifier with this schema can read them.
+fn fitting(images: Features, schema: &Schema) -> Result<f32, DataProblem> {
+    match schema.scaling {
+        Scaling::DividedBy(divisor) if images == schema.features => Ok(divisor),
+        _ => {
+            let (images, model) = (images.describe(), schema.features.describe());
+            let problem = format!("samples are {images}, but the model was trained on {model}");
+            Err(DataProblem::new(problem))
+        }
+    }
+}
+
+fn scaled(pixels: &[u8], divisor: f32) -> Vec<f32> {
+    pixels
+        .iter()
+        .map(|&byte| f32::from(byte) / divisor)
+        .collect()
+}
+
+fn grey(height: usize, width: usize) -> Features {
+    Features::Image {
+        height,
+        width,
+        channels: 1,
+    }
 }
 
 /// A file of images and its file of labels.
@@ -66,6 +128,10 @@ struct Part {
 }
 
 impl Part {
+    fn features(&self) -> Features {
+        grey(self.height, self.width)
+    }
+
     fn append(&mut self, other: Self) -> Result<(), DataError> {
         if (self.height, self.width) != (other.height, other.width) {
             let problem = format!(

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::DataError;
 pub(crate) use error::DataProblem;
-pub use open::open;
+pub use open::{open, open_as};
 
 /// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.
 pub const VALUES_MAX: u64 = 1 << 29;
@@ -36,18 +36,27 @@ const TRAIN_PERCENT: usize = 80;
 pub struct Dataset {
     /// Short name, for reports.
     pub name: String,
-    /// What one sample looks like.
-    pub features: Features,
+    /// What the values and the labels mean.
+    pub schema: Schema,
     /// The scaled values of all samples.
     pub values: Vec<f32>,
-    /// The class of each sample, below `classes`.
+    /// The class of each sample, an index into the schema's classes.
     pub labels: Vec<u32>,
-    /// Number of classes.
-    pub classes: usize,
-    /// How `values` were scaled.
-    pub scaling: Scaling,
     /// The training and held-out samples.
     pub split: Split,
+}
+
+/// What a classifier knows of its data: what a sample is, how its values are scaled, and what its classes are called.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Schema {
+    /// What one sample looks like.
+    pub features: Features,
+    /// The names of the columns of a table, in the order of the values; none for images.
+    pub columns: Vec<String>,
+    /// How the values are scaled.
+    pub scaling: Scaling,
+    /// The names of the classes.
+    pub classes: Vec<String>,
 }
 
 impl Dataset {
@@ -70,7 +79,7 @@ impl Dataset {
     /// If `index` is not below `len`.
     #[must_use]
     pub fn sample(&self, index: usize) -> (&[f32], u32) {
-        let count = self.features.count();
+        let count = self.schema.features.count();
         let first = index * count;
         (&self.values[first..first + count], self.labels[index])
     }
@@ -128,6 +137,25 @@ impl Features {
         }
     }
 
+    /// In words, for reports.
+    pub(crate) fn describe(&self) -> String {
+        match *self {
+            Self::Image {
+                height,
+                width,
+                channels: 1,
+            } => format!("grey images of {height} x {width} pixels (height x width)"),
+            Self::Image {
+                height,
+                width,
+                channels,
+            } => format!(
+                "images of {height} x {width} pixels (height x width) in {channels} channels"
+            ),
+            Self::Flat { count } => format!("rows of {count} values"),
+        }
+    }
+
     /// The kind of network for such samples.
     pub(crate) fn network(&self) -> &'static str {
         match self {
@@ -172,6 +200,11 @@ impl Split {
         train.sort_unstable();
         held_out.sort_unstable();
         Self { train, held_out }
+    }
+
+    /// The split of a set that is only evaluated.
+    fn all_held_out(len: usize) -> Self {
+        Self::first(0, len)
     }
 
     /// The split of a set whose first `train` samples are for training.
@@ -221,9 +254,10 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// The number of classes: the highest label plus one.
-fn class_count(labels: &[u32]) -> usize {
-    labels.iter().max().map_or(0, |&label| label as usize) + 1
+/// The names of classes that are numbers: up to the highest label.
+fn numbered_classes(labels: &[u32]) -> Vec<String> {
+    let highest = labels.iter().max().copied().unwrap_or(0);
+    (0..=highest).map(|class| class.to_string()).collect()
 }
 
 #[cfg(test)]
@@ -259,11 +293,14 @@ mod tests {
     fn a_subset_numbers_its_own_samples() {
         let dataset = Dataset {
             name: "three".to_owned(),
-            features: Features::Flat { count: 2 },
+            schema: Schema {
+                features: Features::Flat { count: 2 },
+                columns: ["a", "b"].map(str::to_owned).to_vec(),
+                scaling: Scaling::DividedBy(1.),
+                classes: numbered_classes(&[9]),
+            },
             values: vec![0., 1., 2., 3., 4., 5.],
             labels: vec![7, 8, 9],
-            classes: 10,
-            scaling: Scaling::DividedBy(1.),
             split: Split::first(1, 3),
         };
         assert_eq!(dataset.sample(1), (&[2., 3.][..], 8));

@@ -1,7 +1,9 @@
 //! Opens the configured data set.
 
+use std::path::Path;
+
 use super::csv::CsvOptions;
-use super::{DataError, Dataset, csv, digits, idx};
+use super::{DataError, Dataset, Features, Schema, csv, digits, idx};
 use crate::config::{Task, TrainConfig};
 
 /// Loads the labelled data set of `config`.
@@ -17,5 +19,22 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
             label_column: config.label_column.clone(),
         }),
         Task::Lm => unreachable!("a language model has no labels"),
+    }
+}
+
+/// Loads labelled data to evaluate a classifier of `config` with this schema on, all of it held out: a CSV file for a table, an IDX folder for
+/// images.
+///
+/// *Errors*: those of the format; data that does not fit the schema.
+pub fn open_as(config: &TrainConfig, path: &Path, schema: &Schema) -> Result<Dataset, DataError> {
+    match schema.features {
+        Features::Image { .. } => idx::load_as(path, schema),
+        Features::Flat { .. } => {
+            let options = CsvOptions {
+                path: path.to_owned(),
+                label_column: config.label_column.clone(),
+            };
+            csv::load_as(&options, schema)
+        }
     }
 }

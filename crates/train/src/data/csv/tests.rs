@@ -57,10 +57,13 @@ fn column(subset: super::super::Subset<'_>, column: usize) -> Vec<f32> {
 #[test]
 fn columns_besides_the_label_are_features_in_order() {
     let set = File::new("a,label,b\n1,0,10\n1,1,10\n1,2,10\n").load();
-    assert_eq!(set.features, Features::Flat { count: 2 });
-    assert_eq!((set.len(), set.classes, set.name.as_str()), (3, 3, "table"));
+    assert_eq!(set.schema.features, Features::Flat { count: 2 });
+    assert_eq!(
+        (set.len(), set.schema.classes.len(), set.name.as_str()),
+        (3, 3, "table")
+    );
     assert_eq!(set.labels, [0, 1, 2]);
-    let Scaling::Standardised { mean, deviation } = set.scaling else {
+    let Scaling::Standardised { mean, deviation } = set.schema.scaling else {
         panic!("tables are standardised");
     };
     assert_eq!((mean, deviation), (vec![1.0, 10.0], vec![1.0, 1.0]));
@@ -92,7 +95,7 @@ fn training_rows_get_mean_zero_and_deviation_one_and_held_out_rows_do_not_count(
     assert_eq!(lines[held_out + 1], old);
     lines[held_out + 1] = "5000,0";
     let changed = File::new(lines.join("\n")).load();
-    assert_eq!(changed.scaling, set.scaling);
+    assert_eq!(changed.schema.scaling, set.schema.scaling);
     assert_eq!(column(changed.train(), 0), of);
     assert!(column(changed.held_out(), 0)[0] > 10.0);
 }
@@ -234,6 +237,39 @@ fn labels_that_are_no_class_are_named_with_their_line() {
         "a,label\n1,0\n1,70000\n",
         "table.csv: line 3: label 70000 is out of range 0..65536",
     );
+}
+
+#[test]
+fn words_are_classes_in_alphabetical_order() {
+    let set = File::new("a,label\n1,dog\n1,cat\n1,dog\n1,Zebra\n").load();
+    assert_eq!(set.schema.classes, ["Zebra", "cat", "dog"]);
+    assert_eq!(set.labels, [2, 1, 2, 0]);
+    check(
+        "a,label\n1,dog\n1,\n",
+        "table.csv: line 2: \"dog\" in column \"label\" is no class; expected a whole number 0, 1, 2, ...",
+    );
+}
+
+#[test]
+fn a_model_reads_its_columns_by_name_and_scales_them_as_in_training() {
+    let trained = File::new("a,label,b\n1,x,10\n3,y,10\n5,x,10\n").load();
+    let schema = &trained.schema;
+    let other = File::new("b,extra,a,label\n11,?,3,y\n");
+    let set = load_as(&other.options, schema).expect("it fits");
+    let Scaling::Standardised { mean, deviation } = &schema.scaling else {
+        panic!("tables are standardised");
+    };
+    let expected = [(3.0 - mean[0]) / deviation[0], 1.0].map(|value| value as f32);
+    assert_eq!(
+        (&set.values[..], &set.labels[..]),
+        (&expected[..], &[1][..])
+    );
+    assert_eq!((set.train().len(), set.held_out().len()), (0, 1));
+    let mut rows = Unlabelled::open(&other.options.path, schema).expect("it fits");
+    let mut values = Vec::new();
+    assert!(rows.next(&mut values).expect("a row"));
+    assert!(!rows.next(&mut values).expect("the end"));
+    assert_eq!(values, expected);
 }
 
 #[test]

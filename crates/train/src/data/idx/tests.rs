@@ -72,14 +72,14 @@ fn both_parts_are_joined_and_the_files_are_the_split() {
     let set = Folder::new().load().expect("a data set");
     assert_eq!(set.len(), 5);
     assert_eq!(
-        set.features,
+        set.schema.features,
         Features::Image {
             height: 2,
             width: 3,
             channels: 1
         }
     );
-    assert_eq!(set.classes, 3);
+    assert_eq!(set.schema.classes.len(), 3);
     assert_eq!((set.train().len(), set.held_out().len()), (3, 2));
     let (pixels, label) = set.held_out().sample(0);
     let pixels: Vec<_> = pixels.iter().map(|pixel| pixel * 255.0).collect();

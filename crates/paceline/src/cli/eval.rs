@@ -1,0 +1,113 @@
+//! `paceline eval` and `paceline predict`: what a run has trained, on data.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, value_parser};
+use paceline_cli::flags::{json, required, valued};
+
+/// The command line of `paceline eval`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EvalArgs {
+    /// The run directory; `None` for the newest run.
+    pub(crate) run: Option<PathBuf>,
+    /// The data; `None` for the run's held-out data.
+    pub(crate) data: Option<PathBuf>,
+    /// The column of its labels; `None` for that of the run.
+    pub(crate) label_column: Option<String>,
+    /// Print JSON.
+    pub(crate) json: bool,
+}
+
+/// The command line of `paceline predict`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PredictArgs {
+    /// The run directory; `None` for the newest run.
+    pub(crate) run: Option<PathBuf>,
+    /// The samples.
+    pub(crate) input: PathBuf,
+    /// The file to write; `None` for stdout.
+    pub(crate) output: Option<PathBuf>,
+}
+
+const EVAL_EXAMPLES: &str = "\
+The newest checkpoint is evaluated in 32-bit floats on the CPU, even while the run still trains. Without --data
+the loss and the accuracy are those that the run itself printed for that checkpoint.
+
+With --data all of the data is evaluated: a CSV file with the run's columns and labels, the
+held-out files of an IDX folder, or a text. Values are scaled as those of the run were.
+
+Examples:
+  paceline eval
+  paceline eval runs/wine --data test.csv
+  paceline eval runs/wine --json";
+
+const PREDICT_EXAMPLES: &str = "\
+Prints CSV: for each sample its likeliest class, that class's probability, and the probability
+of each class. For a model of tables INPUT is a CSV file with the columns that the run was
+trained on, in any order; others are left out. For a model of images it is an IDX file of
+images, plain or .gz.
+
+Examples:
+  paceline predict new.csv
+  paceline predict runs/wine new.csv --output classes.csv
+  paceline predict runs/mnist t10k-images-idx3-ubyte.gz";
+
+pub(super) fn eval_command() -> clap::Command {
+    clap::Command::new("eval")
+        .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix")
+        .after_help(EVAL_EXAMPLES)
+        .arg(run())
+        .arg(
+            valued("data", "PATH", value_parser!(PathBuf))
+                .help("Data to evaluate on [default: the run's held-out data]"),
+        )
+        .arg(
+            valued("label_column", "NAME", value_parser!(String))
+                .help("Column with the labels [default: the run's]"),
+        )
+        .arg(json())
+}
+
+pub(super) fn predict_command() -> clap::Command {
+    clap::Command::new("predict")
+        .about("Print the classes of new samples, with probabilities, by a classifier that a run has trained")
+        .after_help(PREDICT_EXAMPLES)
+        .allow_missing_positional(true)
+        .arg(run())
+        .arg(
+            Arg::new("input")
+                .value_name("INPUT")
+                .value_parser(value_parser!(PathBuf))
+                .required(true)
+                .help("File with the samples"),
+        )
+        .arg(
+            valued("output", "FILE", value_parser!(PathBuf))
+                .help("File to write, complete or not at all [default: stdout]"),
+        )
+}
+
+/// The run, which may be left out.
+pub(super) fn run() -> Arg {
+    Arg::new("run")
+        .value_name("RUN")
+        .value_parser(value_parser!(PathBuf))
+        .help("Run directory [default: the newest below runs/]")
+}
+
+pub(super) fn read_eval(matches: &ArgMatches) -> EvalArgs {
+    EvalArgs {
+        run: matches.get_one("run").cloned(),
+        data: matches.get_one("data").cloned(),
+        label_column: matches.get_one("label_column").cloned(),
+        json: matches.get_flag("json"),
+    }
+}
+
+pub(super) fn read_predict(matches: &ArgMatches) -> PredictArgs {
+    PredictArgs {
+        run: matches.get_one("run").cloned(),
+        input: required(matches, "input"),
+        output: matches.get_one("output").cloned(),
+    }
+}

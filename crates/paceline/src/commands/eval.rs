@@ -1,0 +1,143 @@
+//! `paceline eval`: how good a trained model is.
+
+use std::io::{self, Write};
+
+use paceline_cli::exit::{Exit, Failure};
+use paceline_cli::flags::finish;
+use paceline_gpu::{columns, words};
+use paceline_train::config::Resolved;
+use paceline_train::{ClassFigures, Evaluation, eval};
+
+use super::train::run_or_newest;
+use super::{failed, wrong_settings};
+use crate::cli::EvalArgs;
+
+/// Most classes in a confusion matrix; with more, the pairs confused most often are listed.
+const MATRIX_MAX: usize = 20;
+
+/// Most pairs of classes listed.
+const PAIRS_MAX: usize = 10;
+
+/// Most classes listed with their figures, those of the lowest F1 first.
+const CLASSES_MAX: usize = 100;
+
+/// Prints the evaluation.
+///
+/// *Errors*: no such run, or one without a checkpoint; data that cannot be used.
+pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
+    let saved = run_or_newest(args.run.as_deref())?;
+    let resolved = Resolved::from_saved(&saved.settings).map_err(wrong_settings)?;
+    let mut config = resolved.config().clone();
+    config.run_dir = saved.folder;
+    if args.label_column.is_some() {
+        config.label_column.clone_from(&args.label_column);
+    }
+    let evaluation = eval(&config, args.data.as_deref()).map_err(|error| failed(None, &error))?;
+    let text = match args.json {
+        true => serde_json::to_string(&evaluation).expect("plain data encodes") + "\n",
+        false => report(&evaluation),
+    };
+    finish(io::stdout().lock().write_all(text.as_bytes()))
+}
+
+fn report(evaluation: &Evaluation) -> String {
+    let Evaluation {
+        checkpoint,
+        data,
+        predictions,
+        loss,
+        perplexity,
+        accuracy,
+        classes,
+        ..
+    } = evaluation;
+    let noun = match perplexity {
+        None => "sample",
+        Some(_) => "token",
+    };
+    let perplexity = perplexity.map(|value| format!("   perplexity {value:.2}"));
+    let mut text = format!(
+        "model     {checkpoint}\ndata      {data}: {}\nresult    loss {loss:.4}{}   accuracy {:.2} %\n",
+        words::count(*predictions as usize, noun),
+        perplexity.unwrap_or_default(),
+        accuracy * 100.0
+    );
+    if !classes.is_empty() {
+        text += &format!("\n{}\n{}", figures(classes), confusion(evaluation));
+    }
+    text
+}
+
+/// A line for each class.
+fn figures(classes: &[ClassFigures]) -> String {
+    let percent =
+        |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.2} %", share * 100.0));
+    let head = ["samples", "precision", "recall", "F1", "class"].map(str::to_owned);
+    let mut listed: Vec<&ClassFigures> = classes.iter().collect();
+    if classes.len() > CLASSES_MAX {
+        let f1 = |class: &ClassFigures| class.f1.unwrap_or(f64::INFINITY);
+        listed.sort_by(|one, other| f1(one).total_cmp(&f1(other)));
+        listed.truncate(CLASSES_MAX);
+    }
+    let row = |class: &&ClassFigures| {
+        vec![
+            class.samples.to_string(),
+            percent(class.precision),
+            percent(class.recall),
+            percent(class.f1),
+            class.name.clone(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = [head.to_vec()]
+        .into_iter()
+        .chain(listed.iter().map(row))
+        .collect();
+    let mut text = columns::with_numbers(4, &rows);
+    if classes.len() > CLASSES_MAX {
+        text += &format!(
+            "the {CLASSES_MAX} worst of {} classes; --json has all\n",
+            classes.len()
+        );
+    }
+    text
+}
+
+/// The confusion matrix, or what is confused most often.
+fn confusion(evaluation: &Evaluation) -> String {
+    let (classes, pairs) = (&evaluation.classes, &evaluation.confusion);
+    if classes.len() > MATRIX_MAX {
+        let mut wrong: Vec<_> = pairs
+            .iter()
+            .filter(|pair| pair.of != pair.taken_for)
+            .collect();
+        wrong.sort_by_key(|pair| std::cmp::Reverse(pair.count));
+        let name = |class: u32| classes[class as usize].name.as_str();
+        let lines = wrong.iter().take(PAIRS_MAX).map(|pair| {
+            let times = words::count(pair.count as usize, "time");
+            format!(
+                "  {} taken for {}: {times}\n",
+                name(pair.of),
+                name(pair.taken_for)
+            )
+        });
+        return format!("confused most often\n{}", lines.collect::<String>());
+    }
+    let mut head: Vec<String> = classes.iter().map(|class| class.name.clone()).collect();
+    head.push("class".into());
+    let mut rows = vec![head];
+    for (of, class) in (0..).zip(classes) {
+        let count = |taken_for| {
+            let found = pairs
+                .iter()
+                .find(|pair| (pair.of, pair.taken_for) == (of, taken_for));
+            found.map_or(".".into(), |pair| pair.count.to_string())
+        };
+        let mut row: Vec<String> = (0..classes.len() as u32).map(count).collect();
+        row.push(class.name.clone());
+        rows.push(row);
+    }
+    format!(
+        "a row for the samples of each class, a column for what they were taken for\n{}",
+        columns::with_numbers(classes.len(), &rows)
+    )
+}

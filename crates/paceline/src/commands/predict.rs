@@ -1,0 +1,60 @@
+//! `paceline predict`: the classes of new samples, as CSV.
+
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use paceline_cli::exit::{Exit, Failure};
+use paceline_cli::flags::finish;
+use paceline_train::{Classifier, TrainError};
+use tempfile::NamedTempFile;
+
+use super::failed;
+use super::train::run_or_newest;
+use crate::cli::PredictArgs;
+
+/// Prints a line for each sample, or writes them to a file beside the wanted one that replaces it at the end.
+///
+/// *Errors*: no such run, or one without a classifier; samples that cannot be read or do not fit it; a file that cannot be written.
+pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
+    let run = run_or_newest(args.run.as_deref())?.folder;
+    let model = Classifier::of_run(&run).map_err(|error| failed(None, &error))?;
+    let Some(path) = &args.output else {
+        let written = predict(&model, &args.input, io::stdout().lock())?;
+        return finish(written);
+    };
+    let failure = |error: io::Error| {
+        Failure::environment(format!("cannot write {}: {error}", path.display()))
+    };
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let beside = NamedTempFile::new_in(folder).map_err(failure)?;
+    predict(&model, &args.input, &beside)?.map_err(failure)?;
+    beside.as_file().sync_all().map_err(failure)?;
+    beside.persist(path).map_err(|error| failure(error.error))?;
+    Ok(Exit::Done)
+}
+
+/// Writes the predictions for all samples of a file.
+///
+/// *Errors*: samples that cannot be used. What went wrong in writing is returned by itself.
+fn predict(model: &Classifier, input: &Path, to: impl Write) -> Result<io::Result<()>, Failure> {
+    let mut to = csv::Writer::from_writer(BufWriter::new(to));
+    let names = model.classes().iter().map(|name| format!("p({name})"));
+    let head = ["class".to_owned(), "probability".to_owned()];
+    let mut written = to.write_record(head.into_iter().chain(names));
+    let predicted = model.predict(input, |prediction| {
+        let class = &model.classes()[prediction.class];
+        let best = prediction.probabilities[prediction.class];
+        let probabilities = [best]
+            .into_iter()
+            .chain(prediction.probabilities.iter().copied());
+        let row = probabilities.map(|probability| format!("{probability:.6}"));
+        written = to.write_record([class.clone()].into_iter().chain(row));
+        written.is_ok()
+    });
+    let flushed = to.flush();
+    predicted.map_err(|error: TrainError| failed(None, &error))?;
+    Ok(written.map_err(io::Error::from).and(flushed))
+}

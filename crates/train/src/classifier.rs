@@ -1,0 +1,160 @@
+//! A trained classifier, applied to samples without labels.
+
+use std::path::{Path, PathBuf};
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::classify::{
+    CLASSES_ENTRY, COLUMNS_ENTRY, EVALUATION_BATCH, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY,
+};
+use crate::data::csv::Unlabelled;
+use crate::data::{DataError, Features, Schema, idx};
+use crate::error::TrainError;
+use crate::model::Net;
+use crate::trained::{entry, newest};
+
+/// A trained classifier and what it knows of its data, on the CPU.
+pub struct Classifier {
+    pub(crate) net: Net,
+    pub(crate) schema: Schema,
+    pub(crate) device: Device,
+    pub(crate) checkpoint: PathBuf,
+}
+
+/// What a classifier says of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prediction {
+    /// The likeliest class, an index into [`Classifier::classes`].
+    pub class: usize,
+    /// The probability of each class.
+    pub probabilities: Vec<f64>,
+}
+
+impl Classifier {
+    /// Loads the newest whole checkpoint of the run in `run`.
+    ///
+    /// *Errors*: no checkpoint; one of a language model; a damaged one.
+    pub fn of_run(run: &Path) -> Result<Self, TrainError> {
+        let saved = newest(run)?;
+        if !saved.metadata().contains_key(FEATURES_ENTRY) {
+            return Err(TrainError::usage(
+                format!("{} holds no classifier", run.display()),
+                "for a language model there are `paceline generate` and `paceline eval`",
+            ));
+        }
+        let schema = Schema {
+            features: entry(&saved, FEATURES_ENTRY)?,
+            columns: entry(&saved, COLUMNS_ENTRY)?,
+            scaling: entry(&saved, SCALING_ENTRY)?,
+            classes: entry(&saved, CLASSES_ENTRY)?,
+        };
+        let device = Device::flex();
+        let size = entry(&saved, MODEL_ENTRY)?;
+        let net = Net::new(schema.features, schema.classes.len(), size, &device);
+        let checkpoint = saved.path().to_owned();
+        Ok(Self {
+            net: saved.restore(net)?,
+            schema,
+            device,
+            checkpoint,
+        })
+    }
+
+    /// The names of the classes.
+    pub fn classes(&self) -> &[String] {
+        &self.schema.classes
+    }
+
+    /// Hands a prediction for each sample in a file to `write`, in order, until it returns false: a CSV file for a model of tables, which may
+    /// have other columns too, an IDX file of images for one of images.
+    ///
+    /// *Cost*: one batch in memory for a CSV file, all images for an IDX file.
+    ///
+    /// *Errors*: a file that cannot be read, or does not fit the model; lines before a bad one have been handed over.
+    pub fn predict(
+        &self,
+        input: &Path,
+        mut write: impl FnMut(&Prediction) -> bool,
+    ) -> Result<(), TrainError> {
+        let width = self.schema.features.count();
+        let mut apply = |values: &[f32]| self.apply(values).iter().all(&mut write);
+        match self.schema.features {
+            Features::Image { .. } => {
+                let images = idx::images_as(input, &self.schema)?;
+                images.chunks(EVALUATION_BATCH * width).all(&mut apply);
+            }
+            Features::Flat { .. } => {
+                let mut rows = Unlabelled::open(input, &self.schema)?;
+                let mut values = Vec::with_capacity(EVALUATION_BATCH * width);
+                loop {
+                    values.clear();
+                    // Rows before a bad one are predicted too.
+                    let read = fill(&mut rows, &mut values);
+                    let goes_on = values.is_empty() || apply(&values);
+                    if !read? || !goes_on {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The predictions for whole samples.
+    fn apply(&self, values: &[f32]) -> Vec<Prediction> {
+        let width = self.schema.features.count();
+        let values = TensorData::new(values.to_vec(), [values.len() / width, width]);
+        let scores = (self.net).forward(Tensor::from_data(values, &self.device));
+        let scores = scores.into_data();
+        let scores: Vec<f64> = scores.iter::<f64>().collect();
+        let rows = scores.chunks(self.schema.classes.len());
+        rows.map(Prediction::of).collect()
+    }
+}
+
+/// Reads rows up to a whole batch; false at the end of the file.
+fn fill(rows: &mut Unlabelled, values: &mut Vec<f32>) -> Result<bool, DataError> {
+    for _ in 0..EVALUATION_BATCH {
+        if !rows.next(values)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl Prediction {
+    /// The softmax of the scores.
+    fn of(scores: &[f64]) -> Self {
+        let first_best = |best: usize, class: usize| {
+            if scores[class] > scores[best] {
+                class
+            } else {
+                best
+            }
+        };
+        let class = (0..scores.len()).fold(0, first_best);
+        let weights = scores.iter().map(|score| libm::exp(score - scores[class]));
+        let weights: Vec<f64> = weights.collect();
+        let total: f64 = weights.iter().sum();
+        Self {
+            class,
+            probabilities: weights.iter().map(|weight| weight / total).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_are_the_softmax_and_the_first_of_equals_is_chosen() {
+        let prediction = Prediction::of(&[1.0_f64, 3.0, 3.0, 1.0].map(f64::ln));
+        assert_eq!(prediction.class, 1);
+        let expected = [0.125, 0.375, 0.375, 0.125];
+        for (got, expected) in prediction.probabilities.iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-12, "{prediction:?}");
+        }
+        assert_eq!(Prediction::of(&[1000.0, 0.0]).probabilities, [1.0, 0.0]);
+    }
+}

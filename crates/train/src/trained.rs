@@ -1,0 +1,40 @@
+//! What a run has trained, for commands that use it and do not train on.
+
+use std::path::Path;
+
+use paceline_checkpoint::{CheckpointError, SavedModel};
+use serde::de::DeserializeOwned;
+
+use crate::error::TrainError;
+use crate::run_dir;
+
+/// The newest whole checkpoint of a run.
+///
+/// *Errors*: no checkpoint; only damaged ones.
+pub(crate) fn newest(run: &Path) -> Result<SavedModel, TrainError> {
+    let saved = SavedModel::newest(&run_dir::checkpoints(run))?;
+    saved.ok_or_else(|| {
+        TrainError::usage(
+            format!("{} has no checkpoint", run.display()),
+            "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
+        )
+    })
+}
+
+/// An entry of the checkpoint's metadata, which is JSON.
+///
+/// *Errors*: `Misfit` if there is none or it is something else.
+pub(crate) fn entry<T: DeserializeOwned>(saved: &SavedModel, name: &str) -> Result<T, TrainError> {
+    let misfit = |what| CheckpointError::Misfit {
+        path: saved.path().to_owned(),
+        what,
+    };
+    let text = saved.metadata().get(name).ok_or_else(|| {
+        misfit(format!(
+            "it has no entry `{name}`: an earlier version wrote it"
+        ))
+    })?;
+    let read = serde_json::from_str(text);
+    let read = read.map_err(|error| misfit(format!("its entry `{name}` cannot be read: {error}")));
+    Ok(read?)
+}
