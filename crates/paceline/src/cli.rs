@@ -6,6 +6,7 @@ mod indices;
 mod ledger;
 mod plan;
 mod replay;
+mod report;
 mod tip;
 mod train;
 
@@ -22,6 +23,7 @@ pub(crate) use indices::IndicesArgs;
 pub(crate) use ledger::LedgerArgs;
 pub(crate) use plan::{PlanArgs, PlanRankArgs};
 pub(crate) use replay::ReplayArgs;
+pub(crate) use report::ReportArgs;
 pub(crate) use train::TrainArgs;
 
 /// The parsed command.
@@ -33,6 +35,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Classify new samples.
     Predict(PredictArgs),
+    /// Write a page about runs.
+    Report(ReportArgs),
     /// Write text with a trained language model.
     Generate(GenerateArgs),
     /// Say what layouts of a training cost.
@@ -88,6 +92,7 @@ where
         "plan-rank" => Ok(Command::PlanRank(plan::read_rank(matches))),
         "eval" => Ok(Command::Eval(eval::read_eval(matches))),
         "predict" => Ok(Command::Predict(eval::read_predict(matches))),
+        "report" => Ok(Command::Report(report::read(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "ledger" => Ok(Command::Ledger(ledger::read(matches))),
@@ -129,6 +134,7 @@ fn program() -> clap::Command {
         .subcommand(train::command())
         .subcommand(eval::eval_command())
         .subcommand(eval::predict_command())
+        .subcommand(report::command())
         .subcommand(generate::command())
         .subcommand(plan::command())
         .subcommand(plan::rank_command())

@@ -8,11 +8,18 @@ pub(crate) mod plan;
 pub(crate) mod predict;
 pub(crate) mod rank;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod train;
+
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use paceline_cli::exit::{Exit, Failure};
 use paceline_train::config::ConfigError;
 use paceline_train::{FailureClass, TrainError};
+use tempfile::Builder;
 
 /// The failure for settings that cannot be used.
 fn wrong_settings(error: ConfigError) -> Failure {
@@ -33,6 +40,30 @@ fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
         None => error.to_string(),
     };
     Failure::new(exit, message, error.hint())
+}
+
+/// Writes a file beside the wanted one, which it replaces once it is complete.
+///
+/// *Errors*: the system's.
+fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), Failure> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let written = || {
+        // As any new file, subject to the user's umask.
+        let permissions = Permissions::from_mode(0o666);
+        let beside = Builder::new()
+            .permissions(permissions)
+            .tempfile_in(folder)?;
+        write(beside.as_file())?;
+        beside.as_file().sync_all()?;
+        beside.persist(path)?;
+        Ok(())
+    };
+    written().map_err(|error: io::Error| {
+        Failure::environment(format!("cannot write {}: {error}", path.display()))
+    })
 }
 
 /// Lets glibc's allocator keep the memory that a step frees for the next step. By default it gives the end of its heap back to

@@ -21,6 +21,7 @@ fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Train(args) => commands::train::train(args),
         Command::Eval(args) => commands::eval::run(args),
         Command::Predict(args) => commands::predict::run(args),
+        Command::Report(args) => commands::report::run(args),
         Command::Generate(args) => commands::generate::generate(args),
         Command::Plan(args) => commands::plan::plan(args),
         Command::PlanRank(args) => commands::plan::rank(args),

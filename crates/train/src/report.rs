@@ -165,7 +165,7 @@ pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
 }
 
 /// `0 h 32 min 12.3 s`, without the parts that are zero.
-fn clock(time: Duration) -> String {
+pub(crate) fn clock(time: Duration) -> String {
     let tenths = (time.as_secs_f64() * 10.0).round() as u64;
     let (hours, minutes) = (tenths / 36_000, tenths / 600 % 60);
     let rest = (tenths % 600) as f64 / 10.0;

@@ -6,10 +6,9 @@ use std::path::Path;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_train::{Classifier, TrainError};
-use tempfile::NamedTempFile;
 
-use super::failed;
 use super::train::run_or_newest;
+use super::{failed, replace};
 use crate::cli::PredictArgs;
 
 /// Prints a line for each sample, or writes them to a file beside the wanted one that replaces it at the end.
@@ -22,18 +21,18 @@ pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
         let written = predict(&model, &args.input, io::stdout().lock())?;
         return finish(written);
     };
-    let failure = |error: io::Error| {
-        Failure::environment(format!("cannot write {}: {error}", path.display()))
-    };
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let beside = NamedTempFile::new_in(folder).map_err(failure)?;
-    predict(&model, &args.input, &beside)?.map_err(failure)?;
-    beside.as_file().sync_all().map_err(failure)?;
-    beside.persist(path).map_err(|error| failure(error.error))?;
-    Ok(Exit::Done)
+    let mut failure = None;
+    let written = replace(path, |file| {
+        let written = predict(&model, &args.input, file).map_err(|error| {
+            failure = Some(error);
+            io::Error::other("the predictions are incomplete")
+        });
+        written?
+    });
+    match failure {
+        Some(failure) => Err(failure),
+        None => written.map(|()| Exit::Done),
+    }
 }
 
 /// Writes the predictions for all samples of a file.

@@ -206,3 +206,26 @@ fn a_language_model_is_not_a_classifier_and_images_are_read_from_an_idx_file() {
     ];
     paceline(folder.path(), "predict digits images").check(2, &says);
 }
+
+#[test]
+fn a_page_tells_of_a_run_and_of_several() {
+    let folder = trained();
+    let ended = paceline(folder.path(), "report run");
+    ended.check(0, &[]);
+    assert_eq!(ended.out, "run/report.html\n");
+    let page = |name: &str| fs::read_to_string(folder.path().join(name)).expect("a page");
+    let html = page("run/report.html");
+    for part in [
+        "<h1>run</h1>",
+        "<td>ended</td>",
+        "<td>100.00 %</td>",
+        "flag --lr",
+        "<svg ",
+    ] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    let line = "report run run --lang ko --output both.html";
+    paceline(folder.path(), line).check(0, &[]);
+    assert!(page("both.html").contains("비트까지 같은 가중치"));
+    paceline(folder.path(), "report nowhere").check(2, &["nowhere holds no run"]);
+}

@@ -1,0 +1,245 @@
+//! A chart of curves over steps, as SVG whose colours come from the page.
+
+use std::fmt::Write as _;
+
+use super::curve::Curve;
+
+const WIDTH: f64 = 640.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 12.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = 34.0;
+/// A range of positive values wider than this gets a logarithmic axis.
+const LINEAR_UP_TO: f64 = 40.0;
+/// About so many marks along an axis.
+const MARKS: f64 = 5.0;
+
+/// A curve and the number of its colour.
+pub(super) struct Line<'a> {
+    pub(super) curve: &'a Curve,
+    pub(super) color: usize,
+    /// Draws the pieces as points joined by a dashed line: they are few.
+    pub(super) is_dotted: bool,
+}
+
+/// An axis from values to places between 0 and 1.
+struct Axis {
+    low: f64,
+    high: f64,
+    is_logarithmic: bool,
+}
+
+impl Axis {
+    fn over(low: f64, high: f64, may_be_logarithmic: bool) -> Self {
+        let is_logarithmic = may_be_logarithmic && low > 0.0 && high / low > LINEAR_UP_TO;
+        // A constant still gets an axis.
+        let room = if high > low {
+            0.0
+        } else {
+            low.abs().max(1.0) * 0.05
+        };
+        Self {
+            low: low - room,
+            high: high + room,
+            is_logarithmic,
+        }
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        match self.is_logarithmic {
+            true => (value / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        }
+    }
+
+    fn marks(&self) -> Vec<f64> {
+        if self.is_logarithmic {
+            let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
+            let marks = powers.flat_map(|power| [1.0, 3.0].map(|first| first * 10_f64.powi(power)));
+            return marks
+                .filter(|mark| (self.low..=self.high).contains(mark))
+                .collect();
+        }
+        let rough = (self.high - self.low) / MARKS;
+        let power = 10_f64.powf(rough.log10().floor());
+        let steps = [1.0, 2.0, 5.0, 10.0].map(|first| first * power);
+        let step = steps
+            .into_iter()
+            .find(|step| *step >= rough)
+            .unwrap_or(rough);
+        let first = (self.low / step).ceil() as i64;
+        let last = (self.high / step).floor() as i64;
+        (first..=last).map(|number| number as f64 * step).collect()
+    }
+}
+
+/// The chart; empty without any value.
+pub(super) fn draw(lines: &[Line<'_>], label: &str, step_word: &str) -> String {
+    let pieces = || lines.iter().flat_map(|line| line.curve.pieces());
+    let (mut low, mut high, mut last) = (f64::INFINITY, f64::NEG_INFINITY, 0);
+    for piece in pieces() {
+        low = low.min(piece.mean());
+        high = high.max(piece.mean());
+        last = last.max(piece.step);
+    }
+    if low > high {
+        return String::new();
+    }
+    let (steps, values) = (
+        Axis::over(0.0, last as f64, false),
+        Axis::over(low, high, true),
+    );
+    let x = |step: u64| LEFT + steps.at(step as f64) * (WIDTH - LEFT - RIGHT);
+    let y = |value: f64| {
+        let at = values.at(value.clamp(values.low, values.high));
+        TOP + (1.0 - at) * (HEIGHT - TOP - BOTTOM)
+    };
+    let mut svg = format!(
+        r#"<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{}">"#,
+        escaped(label)
+    );
+    for mark in values.marks() {
+        let at = y(mark);
+        let _ = write!(
+            svg,
+            r#"<path class="grid" d="M{LEFT} {at:.1}H{:.1}"/><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            WIDTH - RIGHT,
+            LEFT - 6.0,
+            at + 4.0,
+            number(mark)
+        );
+    }
+    for mark in steps.marks() {
+        let at = x(mark as u64);
+        let _ = write!(
+            svg,
+            r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            HEIGHT - BOTTOM + 16.0,
+            number(mark)
+        );
+    }
+    let _ = write!(
+        svg,
+        r#"<text class="axis" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+        WIDTH - RIGHT,
+        HEIGHT - 3.0,
+        escaped(step_word)
+    );
+    for line in lines {
+        let pieces = line.curve.pieces();
+        let join = |points: Vec<String>| points.join("L");
+        let means = pieces
+            .iter()
+            .map(|p| format!("{:.1} {:.1}", x(p.step), y(p.mean())));
+        let means: Vec<String> = means.collect();
+        let color = line.color;
+        if pieces.iter().any(|piece| piece.least < piece.most) {
+            let up = pieces
+                .iter()
+                .map(|p| format!("{:.1} {:.1}", x(p.step), y(p.most)));
+            let down = pieces
+                .iter()
+                .rev()
+                .map(|p| format!("{:.1} {:.1}", x(p.step), y(p.least)));
+            let band = join(up.chain(down).collect());
+            let _ = write!(svg, r#"<path class="band c{color}" d="M{band}Z"/>"#);
+        }
+        if line.is_dotted {
+            for piece in pieces {
+                let (x, y) = (x(piece.step), y(piece.mean()));
+                let _ = write!(
+                    svg,
+                    r#"<circle class="dot c{color}" cx="{x:.1}" cy="{y:.1}" r="2.5"><title>{}: {}</title></circle>"#,
+                    piece.step,
+                    number(piece.mean())
+                );
+            }
+        }
+        let class = if line.is_dotted {
+            "line dashed"
+        } else {
+            "line"
+        };
+        let _ = write!(
+            svg,
+            r#"<path class="{class} c{color}" d="M{}"/>"#,
+            join(means)
+        );
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// A number with up to four significant digits.
+pub(super) fn number(value: f64) -> String {
+    let size = value.abs();
+    if size >= 10_000.0 {
+        let (divisor, unit) = match size {
+            1e9.. => (1e9, "G"),
+            1e6.. => (1e6, "M"),
+            _ => (1e3, "k"),
+        };
+        return format!("{}{unit}", trimmed(value / divisor, 2));
+    }
+    match size {
+        0.0 => "0".to_owned(),
+        100.0.. => trimmed(value, 1),
+        1.0.. => trimmed(value, 3),
+        0.001.. => trimmed(value, 5),
+        _ => format!("{value:.1e}"),
+    }
+}
+
+fn trimmed(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    text.to_owned()
+}
+
+pub(super) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_round_and_within_the_axis() {
+        let marks = |low, high| -> Vec<String> {
+            let axis = Axis::over(low, high, true);
+            axis.marks().into_iter().map(number).collect()
+        };
+        assert_eq!(marks(0.0, 2400.0), ["0", "500", "1000", "1500", "2000"]);
+        assert_eq!(marks(0.9, 2.31), ["1", "1.5", "2"]);
+        assert_eq!(
+            marks(0.002, 2.3),
+            ["0.003", "0.01", "0.03", "0.1", "0.3", "1"]
+        );
+        assert_eq!(marks(-1.0, 1.0), ["-1", "-0.5", "0", "0.5", "1"]);
+        assert!(!marks(3.0, 3.0).is_empty());
+        assert_eq!(marks(0.0, 1_200_000.0), ["0", "500k", "1M"]);
+    }
+
+    #[test]
+    fn nothing_to_draw_is_nothing_and_names_cannot_break_the_page() {
+        let curve = Curve::default();
+        let line = |curve| Line {
+            curve,
+            color: 0,
+            is_dotted: false,
+        };
+        assert_eq!(draw(&[line(&curve)], "loss", "step"), "");
+        let mut curve = Curve::default();
+        curve.push(1, 2.0);
+        let svg = draw(&[line(&curve)], "<script>\"", "step");
+        assert!(
+            svg.contains("&lt;script&gt;&quot;") && !svg.contains("NaN"),
+            "{svg}"
+        );
+    }
+}

@@ -1,0 +1,145 @@
+//! A curve of any length in bounded memory.
+
+/// Most pieces of a curve: more than a screen has columns.
+const PIECES_MAX: usize = 1024;
+
+/// Values by step, gathered into pieces of equally many steps once there are too many.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Curve {
+    /// Steps of a piece.
+    stride: u64,
+    pieces: Vec<Piece>,
+}
+
+/// The values of some steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Piece {
+    /// The first step of the piece that has a value.
+    pub(super) step: u64,
+    count: u64,
+    sum: f64,
+    pub(super) least: f64,
+    pub(super) most: f64,
+}
+
+impl Piece {
+    pub(super) fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+}
+
+impl Default for Curve {
+    fn default() -> Self {
+        Self {
+            stride: 1,
+            pieces: Vec::new(),
+        }
+    }
+}
+
+impl Curve {
+    /// Adds a value. Steps may come again, after a rank went back. Values that are not finite leave a gap.
+    pub(super) fn push(&mut self, step: u64, value: f64) {
+        if !value.is_finite() {
+            return;
+        }
+        let new = Piece {
+            step,
+            count: 1,
+            sum: value,
+            least: value,
+            most: value,
+        };
+        match self.pieces.last_mut() {
+            Some(last) if last.step / self.stride == step / self.stride => last.add(&new),
+            _ => self.pieces.push(new),
+        }
+        if self.pieces.len() > PIECES_MAX {
+            self.halve();
+        }
+    }
+
+    /// Makes each piece twice as long.
+    fn halve(&mut self) {
+        self.stride *= 2;
+        let mut halved: Vec<Piece> = Vec::with_capacity(PIECES_MAX);
+        for piece in &self.pieces {
+            match halved.last_mut() {
+                Some(last) if last.step / self.stride == piece.step / self.stride => {
+                    last.add(piece)
+                }
+                _ => halved.push(*piece),
+            }
+        }
+        // Steps that keep going back cannot be gathered, so the oldest leave.
+        let extra = halved.len().saturating_sub(PIECES_MAX);
+        self.pieces = halved.split_off(extra);
+    }
+
+    pub(super) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The mean of the last piece.
+    pub(super) fn last(&self) -> Option<f64> {
+        self.pieces.last().map(Piece::mean)
+    }
+}
+
+impl Piece {
+    fn add(&mut self, other: &Self) {
+        self.count += other.count;
+        self.sum += other.sum;
+        self.least = self.least.min(other.least);
+        self.most = self.most.max(other.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_curve_keeps_its_extremes_and_its_mean_in_few_pieces() {
+        let mut curve = Curve::default();
+        for step in 1..=1_000_000_u64 {
+            let value = if step == 654_321 {
+                -7.0
+            } else {
+                (step % 10) as f64
+            };
+            curve.push(step, value);
+        }
+        let pieces = curve.pieces();
+        assert!(
+            (PIECES_MAX / 2 - 1..=PIECES_MAX).contains(&pieces.len()),
+            "{}",
+            pieces.len()
+        );
+        assert_eq!(
+            pieces.iter().map(|piece| piece.count).sum::<u64>(),
+            1_000_000
+        );
+        let least = pieces
+            .iter()
+            .map(|piece| piece.least)
+            .fold(f64::INFINITY, f64::min);
+        assert_eq!(least, -7.0);
+        assert!((pieces[9].mean() - 4.5).abs() < 0.02, "{:?}", pieces[9]);
+        assert!(pieces.is_sorted_by_key(|piece| piece.step));
+    }
+
+    #[test]
+    fn short_curves_are_exact_and_what_is_not_finite_is_left_out() {
+        let mut curve = Curve::default();
+        for (step, value) in [(1, 2.0), (2, f64::NAN), (3, 1.0), (3, 3.0)] {
+            curve.push(step, value);
+        }
+        let means: Vec<_> = curve
+            .pieces()
+            .iter()
+            .map(|piece| (piece.step, piece.mean()))
+            .collect();
+        assert_eq!(means, [(1, 2.0), (3, 2.0)]);
+    }
+}

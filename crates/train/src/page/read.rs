@@ -1,0 +1,221 @@
+//! What a run has written, as far as its page shows it.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::Path;
+
+use paceline_usage::busy::BusyTime;
+use serde::Deserialize;
+
+use super::curve::Curve;
+use crate::error::TrainError;
+use crate::observe::RankTotals;
+
+/// Longest line that is read: one of the end of a job of many thousand ranks fits.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// Most incidents kept; the others are counted.
+const INCIDENTS_MAX: usize = 200;
+
+/// One run.
+#[derive(Default)]
+pub(super) struct Run {
+    pub(super) name: String,
+    /// Key, value and source of each setting that has a value.
+    pub(super) settings: Vec<[String; 3]>,
+    pub(super) loss: Curve,
+    pub(super) held_out_loss: Curve,
+    pub(super) accuracy: Curve,
+    pub(super) rate: Curve,
+    /// Share of a step, in percent, in which rank 0 waited for others.
+    pub(super) waited: Curve,
+    pub(super) learning_rate: Curve,
+    pub(super) gradient_norm: Curve,
+    /// Whether predictions are tokens.
+    pub(super) has_tokens: bool,
+    pub(super) steps: u64,
+    pub(super) epochs: u64,
+    /// Time in steps, in seconds.
+    pub(super) seconds: f64,
+    pub(super) incidents: Vec<Incident>,
+    pub(super) incidents_left_out: u64,
+    /// Lines that are no records.
+    pub(super) unread: u64,
+    pub(super) end: Option<End>,
+}
+
+/// Something that does not belong to an undisturbed run.
+pub(super) enum Incident {
+    /// A step was skipped because its numbers were not finite.
+    Skipped { step: u64 },
+    /// All ranks went back to the state of an earlier step.
+    WentBack { step: u64, to: u64 },
+    /// A signal asked the job to stop after this step.
+    Stopped { step: u64, signal: String },
+    /// A rank was slower than the others.
+    Slow(Straggler),
+}
+
+/// The end of a job.
+#[derive(Deserialize)]
+pub(super) struct End {
+    pub(super) weights_sha256: String,
+    pub(super) usage: BusyTime,
+    pub(super) ranks: Vec<RankTotals>,
+    #[serde(default)]
+    stragglers: Vec<Straggler>,
+}
+
+/// A slow rank, with mean times for a shard in seconds.
+#[derive(Clone, Copy, Deserialize)]
+pub(super) struct Straggler {
+    pub(super) rank: usize,
+    pub(super) seconds: f64,
+    pub(super) others_seconds: f64,
+}
+
+/// What the page needs of a line.
+#[derive(Deserialize)]
+struct Line {
+    kind: String,
+    #[serde(default)]
+    step: u64,
+    #[serde(default)]
+    epoch: u64,
+    loss: Option<f64>,
+    lr: Option<f64>,
+    samples: Option<f64>,
+    tokens: Option<f64>,
+    grad_norm: Option<f64>,
+    skipped: Option<bool>,
+    back_to: Option<u64>,
+    seconds: Option<f64>,
+    waited_seconds: Option<f64>,
+    held_out_loss: Option<f64>,
+    accuracy: Option<f64>,
+    signal: Option<String>,
+}
+
+impl Run {
+    /// Reads a run directory, even while the job runs. Lines that cannot be read are counted.
+    ///
+    /// *Cost*: a pass over `metrics.jsonl`; memory does not grow with it.
+    ///
+    /// *Errors*: no metrics; the system's.
+    pub(super) fn read(folder: &Path) -> Result<Self, TrainError> {
+        let path = folder.join("metrics.jsonl");
+        let file = File::open(&path).map_err(|source| match source.kind() {
+            ErrorKind::NotFound => TrainError::usage(
+                format!("{} holds no run: it has no metrics.jsonl", folder.display()),
+                "name the run directory of a `paceline train`",
+            ),
+            _ => TrainError::file("read metrics", &path)(source),
+        })?;
+        let full = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        let mut run = Self {
+            name: full
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned(),
+            settings: settings(&folder.join("config.toml")),
+            ..Self::default()
+        };
+        let mut lines = BufReader::new(file);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            let read = lines
+                .by_ref()
+                .take(LINE_BYTES_MAX)
+                .read_until(b'\n', &mut line);
+            if read.map_err(TrainError::file("read metrics", &path))? == 0 {
+                return Ok(run);
+            }
+            run.add(&line);
+        }
+    }
+
+    fn add(&mut self, line: &[u8]) {
+        let Ok(record) = serde_json::from_slice::<Line>(line) else {
+            self.unread += u64::from(!line.trim_ascii().is_empty());
+            return;
+        };
+        self.steps = self.steps.max(record.step);
+        match record.kind.as_str() {
+            "step" => self.step(&record),
+            "end" => self.end(line),
+            "stopped" => self.note(Incident::Stopped {
+                step: record.step,
+                signal: record.signal.unwrap_or_default(),
+            }),
+            // An epoch and an evaluation within one.
+            _ => {
+                self.epochs = self.epochs.max(record.epoch);
+                for (curve, value) in [
+                    (&mut self.held_out_loss, record.held_out_loss),
+                    (
+                        &mut self.accuracy,
+                        record.accuracy.map(|share| share * 100.0),
+                    ),
+                ] {
+                    value
+                        .into_iter()
+                        .for_each(|value| curve.push(record.step, value));
+                }
+            }
+        }
+    }
+
+    fn step(&mut self, record: &Line) {
+        let step = record.step;
+        let seconds = record.seconds.filter(|seconds| *seconds > 0.0);
+        self.seconds += seconds.unwrap_or(0.0);
+        self.has_tokens |= record.tokens.is_some();
+        let per_second = |count: Option<f64>| Some(count? / seconds?);
+        let waited = || Some(record.waited_seconds? / seconds? * 100.0);
+        for (curve, value) in [
+            (&mut self.loss, record.loss),
+            (&mut self.rate, per_second(record.tokens.or(record.samples))),
+            (&mut self.waited, waited()),
+            (&mut self.learning_rate, record.lr),
+            (&mut self.gradient_norm, record.grad_norm),
+        ] {
+            value.into_iter().for_each(|value| curve.push(step, value));
+        }
+        if let Some(to) = record.back_to {
+            self.note(Incident::WentBack { step, to });
+        } else if record.skipped == Some(true) {
+            self.note(Incident::Skipped { step });
+        }
+    }
+
+    fn end(&mut self, line: &[u8]) {
+        let Ok(end) = serde_json::from_slice::<End>(line) else {
+            self.unread += 1;
+            return;
+        };
+        for straggler in &end.stragglers {
+            self.note(Incident::Slow(*straggler));
+        }
+        self.end = Some(end);
+    }
+
+    fn note(&mut self, incident: Incident) {
+        match self.incidents.len() < INCIDENTS_MAX {
+            true => self.incidents.push(incident),
+            false => self.incidents_left_out += 1,
+        }
+    }
+}
+
+/// The settings in a file that `Resolved::to_toml` wrote: `key = value # source`.
+fn settings(path: &Path) -> Vec<[String; 3]> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let setting = |line: &str| {
+        let (setting, source) = line.rsplit_once(" # ")?;
+        let (key, value) = setting.split_once(" = ")?;
+        (!key.starts_with('#')).then(|| [key, value, source].map(str::to_owned))
+    };
+    text.lines().filter_map(setting).collect()
+}

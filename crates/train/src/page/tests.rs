@@ -1,0 +1,123 @@
+//! Pages of small runs, of one with many steps, and of a damaged one.
+
+use std::fs;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use super::*;
+
+const END: &str = r#"{"kind":"end","step":2,"weights_sha256":"0123456789abcdef0123","usage":{"total_ns":4000000000,"busy_ns":[3000000000,2000000000],"at_once_ns":[0,3000000000,1000000000]},"ranks":[{"waited_for_ranks_ns":1000000000,"waited_for_data_ns":0,"peak_bytes":88000000,"sent_bytes":2000000},{"waited_for_ranks_ns":2000000000,"waited_for_data_ns":5000000,"peak_bytes":null,"sent_bytes":2000000}]}"#;
+
+fn step(step: u64, more: &str) -> String {
+    let loss = 2.0 / step as f64;
+    format!(
+        r#"{{"kind":"step","step":{step},"epoch":1,"loss":{loss},"lr":0.001,"samples":64.0,"seconds":0.01,"waited_seconds":0.002{more}}}"#
+    )
+}
+
+fn write(folder: &Path, lines: &[String]) {
+    fs::create_dir_all(folder).expect("a folder");
+    fs::write(folder.join("metrics.jsonl"), lines.join("\n")).expect("a file");
+    let settings = "# The settings, each with its source.\nlr = 0.001 # flag --lr\n# data is not set # default\ntask = \"a # b\" # file <x>\n";
+    fs::write(folder.join("config.toml"), settings).expect("a file");
+}
+
+fn page_of(folders: &[PathBuf], lang: Lang) -> String {
+    page(folders, lang).expect("a page")
+}
+
+#[test]
+fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path().join("<run>");
+    let epoch = r#"{"kind":"epoch","step":2,"epoch":1,"train_loss":1.5,"held_out_loss":1.25,"accuracy":0.875}"#;
+    let lines = [
+        step(1, r#","skipped":true"#),
+        step(2, r#","back_to":1"#),
+        epoch.to_owned(),
+        "torn".to_owned(),
+        END.to_owned(),
+    ];
+    write(&run, &lines);
+    let html = page_of(&[run], Lang::En);
+    for part in [
+        "<title>&lt;run&gt;</title>",
+        "<td>ended</td>",
+        "<td>1.25</td><td>87.50 %</td><td>4.0 s</td><td>25.0 %</td><td><code>0123456789abcdef</code></td>",
+        "<td>1.00 s</td><td>0.00 s</td><td>88 MB</td><td>2 MB</td>",
+        "step 1: skipped: its loss or a gradient was not finite",
+        "step 2: all ranks went back to step 1",
+        "1 lines of metrics.jsonl could not be read",
+        "<td>task</td><td>&quot;a # b&quot;</td><td>file &lt;x&gt;</td>",
+    ] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(!html.contains("<run>") && !html.contains("http"), "{html}");
+}
+
+#[test]
+fn korean_pages_have_no_english_label() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path(), &[step(1, ""), END.to_owned()]);
+    let html = page_of(&[folder.path().to_owned()], Lang::Ko);
+    let cells = html
+        .split("<th>")
+        .skip(1)
+        .filter_map(|rest| rest.split("</th>").next());
+    for cell in cells.filter(|cell| !cell.contains("SHA-256")) {
+        assert!(
+            !cell.chars().any(|letter| letter.is_ascii_alphabetic()),
+            "{cell}"
+        );
+    }
+    assert!(
+        html.starts_with("<!DOCTYPE html>\n<html lang=\"ko\">"),
+        "{html}"
+    );
+}
+
+#[test]
+fn several_runs_are_compared_by_what_differs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = ["one", "two"].map(|name| folder.path().join(name));
+    for run in &runs {
+        write(run, &[step(1, ""), step(2, ""), END.to_owned()]);
+    }
+    fs::write(runs[1].join("config.toml"), "lr = 0.002 # default\n").expect("a file");
+    let html = page_of(&runs, Lang::En);
+    assert!(
+        html.contains("All runs ended with the same weights, bit for bit."),
+        "{html}"
+    );
+    assert!(
+        html.contains("<tr><td>lr</td><td>0.001</td><td>0.002</td></tr>"),
+        "{html}"
+    );
+    assert!(html.contains("class=\"line c1\""), "{html}");
+}
+
+#[test]
+fn a_run_of_a_million_steps_has_a_small_page() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("metrics.jsonl");
+    let mut file = BufWriter::new(fs::File::create(path).expect("a file"));
+    for number in 1..=1_000_000 {
+        writeln!(file, "{}", step(number, "")).expect("written");
+    }
+    file.flush().expect("written");
+    let html = page_of(&[folder.path().to_owned()], Lang::En);
+    assert!(html.contains("<td>1,000,000</td>"));
+    assert!(html.len() < 500_000, "{} bytes", html.len());
+}
+
+#[test]
+fn a_folder_without_a_run_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = page(&[folder.path().to_owned()], Lang::En).expect_err("no run");
+    assert!(
+        error
+            .to_string()
+            .ends_with("holds no run: it has no metrics.jsonl"),
+        "{error}"
+    );
+}

@@ -1,0 +1,87 @@
+//! The words of the page, each in both languages.
+
+use paceline_usage::Lang;
+
+/// English and Korean.
+#[derive(Clone, Copy)]
+pub(super) struct Word(&'static str, &'static str);
+
+impl Word {
+    pub(super) fn of(self, lang: Lang) -> &'static str {
+        match lang {
+            Lang::En => self.0,
+            Lang::Ko => self.1,
+        }
+    }
+}
+
+pub(super) const RUN: Word = Word("run", "실행");
+pub(super) const STATE: Word = Word("state", "상태");
+pub(super) const ENDED: Word = Word("ended", "완료");
+pub(super) const NOT_ENDED: Word = Word("running, or cut off", "진행 중이거나 중단됨");
+pub(super) const STEP: Word = Word("step", "스텝");
+pub(super) const STEPS: Word = Word("steps", "스텝 수");
+pub(super) const EPOCHS: Word = Word("epochs", "에폭 수");
+pub(super) const LOSS: Word = Word("Loss", "손실");
+pub(super) const TRAIN_LOSS: Word = Word("train loss", "학습 손실");
+pub(super) const HELD_OUT_LOSS: Word = Word("held-out loss", "평가 손실");
+pub(super) const HELD_OUT: Word = Word(
+    "The line is the loss in training, the dots are the loss on held-out data. The shade is the range of each part of a long curve.",
+    "선은 학습 손실, 점은 평가 데이터의 손실입니다. 옅은 영역은 긴 곡선의 구간마다 값이 움직인 범위입니다.",
+);
+pub(super) const ACCURACY: Word = Word("Accuracy on held-out data, %", "평가 데이터 정확도, %");
+pub(super) const ACCURACY_SHORT: Word = Word("accuracy", "정확도");
+pub(super) const SAMPLES_RATE: Word = Word("Samples per second", "초당 샘플 수");
+pub(super) const TOKENS_RATE: Word = Word("Tokens per second", "초당 토큰 수");
+pub(super) const WAITED: Word = Word(
+    "Share of a step in which rank 0 waited for others, %",
+    "랭크 0이 다른 랭크를 기다린 시간의 비율, %",
+);
+pub(super) const LEARNING_RATE: Word = Word("Learning rate", "학습률");
+pub(super) const GRADIENT_NORM: Word = Word("Norm of the gradients", "그래디언트 노름");
+pub(super) const RANKS: Word = Word("Ranks", "랭크");
+pub(super) const RANK: Word = Word("rank", "랭크");
+pub(super) const COMPUTED: Word = Word("computing", "계산");
+pub(super) const WAITED_RANKS: Word = Word("waited for ranks", "랭크 대기");
+pub(super) const WAITED_DATA: Word = Word("waited for data", "데이터 대기");
+pub(super) const PEAK: Word = Word("peak memory", "최대 메모리");
+pub(super) const SENT: Word = Word("sent", "보낸 양");
+pub(super) const AT_ONCE: Word = Word(
+    "all ranks computing at once",
+    "모든 랭크가 동시에 계산한 시간",
+);
+pub(super) const OF_TIME: Word = Word(
+    "Time in which so many ranks computed at once",
+    "동시에 계산한 랭크 수별 시간",
+);
+pub(super) const TOTAL: Word = Word("total time", "전체 시간");
+pub(super) const INCIDENTS: Word = Word("Incidents", "사건");
+pub(super) const NO_INCIDENT: Word = Word("none", "없음");
+pub(super) const SKIPPED: Word = Word(
+    "skipped: its loss or a gradient was not finite",
+    "건너뜀: 손실이나 그래디언트가 유한하지 않음",
+);
+pub(super) const WENT_BACK: Word = Word(
+    "all ranks went back to step",
+    "모든 랭크가 이전 스텝으로 되돌아감:",
+);
+pub(super) const STOPPED: Word = Word("stopped by", "신호로 멈춤:");
+pub(super) const SLOW: Word = Word(
+    "slow: seconds for a shard, and of the others",
+    "느림: 조각 하나에 걸린 초, 다른 랭크는",
+);
+pub(super) const MORE: Word = Word("more", "건 더 있음");
+pub(super) const UNREAD: Word = Word(
+    "lines of metrics.jsonl could not be read",
+    "줄을 metrics.jsonl에서 읽지 못함",
+);
+pub(super) const SETTINGS: Word = Word("Settings", "설정");
+pub(super) const DIFFERENT: Word = Word("Settings that differ", "서로 다른 설정");
+pub(super) const SETTING: Word = Word("setting", "설정");
+pub(super) const VALUE: Word = Word("value", "값");
+pub(super) const SOURCE: Word = Word("source", "출처");
+pub(super) const WEIGHTS: Word = Word("weights, SHA-256", "가중치 SHA-256");
+pub(super) const SAME_WEIGHTS: Word = Word(
+    "All runs ended with the same weights, bit for bit.",
+    "모든 실행이 비트까지 같은 가중치로 끝났습니다.",
+);
