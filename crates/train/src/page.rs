@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use paceline_usage::Lang;
 use paceline_usage::busy::share;
 
-use self::chart::{Line, draw, escaped, number};
+use self::chart::{Line, Scale, draw, escaped, number};
 use self::curve::Curve;
 use self::read::{End, Incident, Run};
 use self::words::Word;
@@ -159,22 +159,37 @@ impl Page<'_> {
             .chain(of(|run| &run.held_out_loss, true))
             .collect();
         let mut html = "<div class=\"charts\">\n".to_owned();
-        html += &self.figure(words::LOSS, &loss, Some(words::HELD_OUT));
-        let others: [(Word, fn(&Run) -> &Curve, bool); 5] = [
-            (words::ACCURACY, |run| &run.accuracy, true),
-            (rate, |run| &run.rate, false),
-            (words::WAITED, |run| &run.waited, false),
-            (words::LEARNING_RATE, |run| &run.learning_rate, false),
-            (words::GRADIENT_NORM, |run| &run.gradient_norm, false),
+        html += &self.figure(words::LOSS, &loss, Scale::Wide, Some(words::HELD_OUT));
+        let others: [(Word, fn(&Run) -> &Curve, bool, Scale); 5] = [
+            (words::ACCURACY, |run| &run.accuracy, true, Scale::Fitted),
+            (rate, |run| &run.rate, false, Scale::FromZero),
+            (words::WAITED, |run| &run.waited, false, Scale::FromZero),
+            (
+                words::LEARNING_RATE,
+                |run| &run.learning_rate,
+                false,
+                Scale::FromZero,
+            ),
+            (
+                words::GRADIENT_NORM,
+                |run| &run.gradient_norm,
+                false,
+                Scale::Wide,
+            ),
         ];
-        for (title, curve, is_dotted) in others {
-            html += &self.figure(title, &of(curve, is_dotted).collect::<Vec<_>>(), None);
+        for (title, curve, is_dotted, scale) in others {
+            html += &self.figure(
+                title,
+                &of(curve, is_dotted).collect::<Vec<_>>(),
+                scale,
+                None,
+            );
         }
         html + "</div>\n"
     }
 
-    fn figure(&self, title: Word, lines: &[Line<'_>], note: Option<Word>) -> String {
-        let svg = draw(lines, self.word(title), self.word(words::STEP));
+    fn figure(&self, title: Word, lines: &[Line<'_>], scale: Scale, note: Option<Word>) -> String {
+        let svg = draw(lines, scale, self.word(title), self.word(words::STEP));
         if svg.is_empty() {
             return svg;
         }
@@ -281,6 +296,13 @@ impl Page<'_> {
             Incident::WentBack { step, to } => {
                 format!("{}: {} {to}", at(step), self.word(words::WENT_BACK))
             }
+            Incident::Ranks { step, before, now } => {
+                format!(
+                    "{}: {} {before} → {now}",
+                    at(step),
+                    self.word(words::RANKS_NOW)
+                )
+            }
             Incident::Stopped { step, signal } => {
                 format!("{}: {} {signal}", at(step), self.word(words::STOPPED))
             }
@@ -299,9 +321,11 @@ impl Page<'_> {
     fn settings(&self) -> String {
         if let [run] = self.runs {
             let head = [words::SETTING, words::VALUE, words::SOURCE].map(|word| self.word(word));
-            let rows = run
-                .settings
-                .iter()
+            // Those that somebody chose come first.
+            let mut settings: Vec<_> = run.settings.iter().collect();
+            settings.sort_by_key(|[_, _, source]| source.starts_with("default"));
+            let rows = settings
+                .into_iter()
                 .map(|setting| setting.each_ref().map(|text| escaped(text)).to_vec());
             let rows: Vec<Vec<String>> = rows.collect();
             let title = self.word(words::SETTINGS);

@@ -80,3 +80,23 @@ pub(crate) struct EpochRecord {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) skipped_steps: Option<u64>,
 }
+
+/// A line for a job that goes on with other ranks.
+#[derive(Serialize)]
+pub(crate) struct RanksRecord {
+    pub(crate) kind: &'static str,
+    /// Steps done.
+    pub(crate) step: u64,
+    /// Ranks until then.
+    pub(crate) before: usize,
+    /// Ranks from then on.
+    pub(crate) now: usize,
+}
+
+/// A line for a job that a signal has stopped.
+#[derive(Serialize)]
+pub(crate) struct StoppedRecord {
+    pub(crate) kind: &'static str,
+    pub(crate) step: u64,
+    pub(crate) signal: String,
+}

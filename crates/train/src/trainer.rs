@@ -32,7 +32,7 @@ use crate::language::Text;
 use crate::layout::Layout;
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
-use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord};
+use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord, StoppedRecord};
 use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
@@ -372,9 +372,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                     self.schedule.total_steps,
                     self.config.run_dir.display()
                 ));
-                self.console.emit(&serde_json::json!({
-                    "kind": "stopped", "step": self.step, "signal": signal.to_string(),
-                }));
+                let record = StoppedRecord {
+                    kind: "stopped",
+                    step: self.step,
+                    signal: signal.to_string(),
+                };
+                self.console.emit(&record);
+                if let Some(metrics) = &mut self.metrics {
+                    metrics.write(&record)?;
+                }
                 self.flush_metrics()?;
                 return Ok(End::Stopped { signal });
             }

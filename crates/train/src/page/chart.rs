@@ -23,6 +23,17 @@ pub(super) struct Line<'a> {
     pub(super) is_dotted: bool,
 }
 
+/// What the axis of values covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// The values, on a logarithmic axis if they are far apart.
+    Wide,
+    /// The values.
+    Fitted,
+    /// 0 too.
+    FromZero,
+}
+
 /// An axis from values to places between 0 and 1.
 struct Axis {
     low: f64,
@@ -31,8 +42,13 @@ struct Axis {
 }
 
 impl Axis {
-    fn over(low: f64, high: f64, may_be_logarithmic: bool) -> Self {
-        let is_logarithmic = may_be_logarithmic && low > 0.0 && high / low > LINEAR_UP_TO;
+    fn over(low: f64, high: f64, scale: Scale) -> Self {
+        let is_logarithmic = scale == Scale::Wide && low > 0.0 && high / low > LINEAR_UP_TO;
+        let low = if scale == Scale::FromZero {
+            low.min(0.0)
+        } else {
+            low
+        };
         // A constant still gets an axis.
         let room = if high > low {
             0.0
@@ -75,7 +91,7 @@ impl Axis {
 }
 
 /// The chart; empty without any value.
-pub(super) fn draw(lines: &[Line<'_>], label: &str, step_word: &str) -> String {
+pub(super) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &str) -> String {
     let pieces = || lines.iter().flat_map(|line| line.curve.pieces());
     let (mut low, mut high, mut last) = (f64::INFINITY, f64::NEG_INFINITY, 0);
     for piece in pieces() {
@@ -86,10 +102,8 @@ pub(super) fn draw(lines: &[Line<'_>], label: &str, step_word: &str) -> String {
     if low > high {
         return String::new();
     }
-    let (steps, values) = (
-        Axis::over(0.0, last as f64, false),
-        Axis::over(low, high, true),
-    );
+    let steps = Axis::over(0.0, last as f64, Scale::FromZero);
+    let values = Axis::over(low, high, scale);
     let x = |step: u64| LEFT + steps.at(step as f64) * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| {
         let at = values.at(value.clamp(values.low, values.high));
@@ -211,7 +225,7 @@ mod tests {
     #[test]
     fn marks_are_round_and_within_the_axis() {
         let marks = |low, high| -> Vec<String> {
-            let axis = Axis::over(low, high, true);
+            let axis = Axis::over(low, high, Scale::Wide);
             axis.marks().into_iter().map(number).collect()
         };
         assert_eq!(marks(0.0, 2400.0), ["0", "500", "1000", "1500", "2000"]);
@@ -233,10 +247,10 @@ mod tests {
             color: 0,
             is_dotted: false,
         };
-        assert_eq!(draw(&[line(&curve)], "loss", "step"), "");
+        assert_eq!(draw(&[line(&curve)], Scale::Wide, "loss", "step"), "");
         let mut curve = Curve::default();
         curve.push(1, 2.0);
-        let svg = draw(&[line(&curve)], "<script>\"", "step");
+        let svg = draw(&[line(&curve)], Scale::Wide, "<script>\"", "step");
         assert!(
             svg.contains("&lt;script&gt;&quot;") && !svg.contains("NaN"),
             "{svg}"

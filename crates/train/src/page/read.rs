@@ -50,6 +50,8 @@ pub(super) enum Incident {
     Skipped { step: u64 },
     /// All ranks went back to the state of an earlier step.
     WentBack { step: u64, to: u64 },
+    /// The job went on with other ranks.
+    Ranks { step: u64, before: u64, now: u64 },
     /// A signal asked the job to stop after this step.
     Stopped { step: u64, signal: String },
     /// A rank was slower than the others.
@@ -94,6 +96,8 @@ struct Line {
     held_out_loss: Option<f64>,
     accuracy: Option<f64>,
     signal: Option<String>,
+    before: Option<u64>,
+    now: Option<u64>,
 }
 
 impl Run {
@@ -145,6 +149,11 @@ impl Run {
         match record.kind.as_str() {
             "step" => self.step(&record),
             "end" => self.end(line),
+            "ranks" => self.note(Incident::Ranks {
+                step: record.step,
+                before: record.before.unwrap_or_default(),
+                now: record.now.unwrap_or_default(),
+            }),
             "stopped" => self.note(Incident::Stopped {
                 step: record.step,
                 signal: record.signal.unwrap_or_default(),

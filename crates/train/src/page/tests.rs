@@ -35,6 +35,7 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         step(1, r#","skipped":true"#),
         step(2, r#","back_to":1"#),
         epoch.to_owned(),
+        r#"{"kind":"ranks","step":2,"before":4,"now":3}"#.to_owned(),
         "torn".to_owned(),
         END.to_owned(),
     ];
@@ -47,6 +48,7 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         "<td>1.00 s</td><td>0.00 s</td><td>88 MB</td><td>2 MB</td>",
         "step 1: skipped: its loss or a gradient was not finite",
         "step 2: all ranks went back to step 1",
+        "step 2: the job went on with other ranks: 4 → 3",
         "1 lines of metrics.jsonl could not be read",
         "<td>task</td><td>&quot;a # b&quot;</td><td>file &lt;x&gt;</td>",
     ] {

@@ -65,6 +65,10 @@ pub(super) const WENT_BACK: Word = Word(
     "all ranks went back to step",
     "모든 랭크가 이전 스텝으로 되돌아감:",
 );
+pub(super) const RANKS_NOW: Word = Word(
+    "the job went on with other ranks:",
+    "랭크 수가 바뀐 채 계속함:",
+);
 pub(super) const STOPPED: Word = Word("stopped by", "신호로 멈춤:");
 pub(super) const SLOW: Word = Word(
     "slow: seconds for a shard, and of the others",

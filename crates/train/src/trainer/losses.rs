@@ -7,6 +7,7 @@ use super::{Progress, Trainer, checkpoint};
 use crate::console::Console;
 use crate::error::TrainError;
 use crate::optimizer::Optimizer;
+use crate::records::RanksRecord;
 use crate::task::TrainTask;
 
 impl<T: TrainTask> Trainer<'_, T> {
@@ -92,21 +93,26 @@ impl<T: TrainTask> Trainer<'_, T> {
         if self.ddp.group().generation() == self.group.generation() {
             return Ok(());
         }
-        let was_first = self.group.rank() == 0;
+        let (was_first, before) = (self.group.rank() == 0, self.group.world());
         self.group = self.ddp.group().clone();
         self.layout.follow(&self.group);
         self.observer.follow(&self.group);
-        let Some(metrics) = self.metrics.as_mut().filter(|_| !was_first) else {
+        let Some(metrics) = &mut self.metrics else {
             return Ok(());
         };
         if self.group.rank() > 0 {
             metrics.has_new_writer();
-            return Ok(());
+        } else if !was_first {
+            metrics.take_over(self.step)?;
+            self.has_to_save = true;
+            self.console = Console::new(0, self.output, self.schedule.total_steps, self.step);
         }
-        metrics.take_over(self.step)?;
-        self.has_to_save = true;
-        self.console = Console::new(0, self.output, self.schedule.total_steps, self.step);
-        Ok(())
+        metrics.write(&RanksRecord {
+            kind: "ranks",
+            step: self.step,
+            before,
+            now: self.group.world(),
+        })
     }
 
     /// Takes in replacements of lost ranks, if there are any.
