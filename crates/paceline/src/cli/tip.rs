@@ -37,12 +37,10 @@ pub(super) fn of(error: &clap::Error, words: &[OsString]) -> Option<String> {
 
 fn of_command(name: &str) -> Option<&'static str> {
     Some(match name {
-        "predict" | "infer" | "inference" => {
-            "`paceline generate` writes text with a language model; weights are SafeTensors: load RUN/checkpoints/step-*/model.safetensors in your own program"
+        "infer" | "inference" | "classify" => {
+            "`paceline predict` classifies new samples, `paceline generate` writes text with a language model"
         }
-        "eval" | "evaluate" | "test" | "validate" => {
-            "`paceline train` evaluates on held-out data after every epoch and writes the results to RUN/metrics.jsonl"
-        }
+        "evaluate" | "test" | "validate" => "`paceline eval` evaluates what a run has trained",
         "fit" => "`paceline train` trains",
         "launch" | "torchrun" => "`paceline run` starts a program's ranks",
         _ => return None,

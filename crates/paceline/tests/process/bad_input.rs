@@ -216,12 +216,12 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
         "pass the data as an option: '--data wine.csv'",
     );
     check(
-        "predict model.safetensors",
-        "`paceline generate` writes text with a language model; weights are SafeTensors: load RUN/checkpoints/",
+        "infer model.safetensors",
+        "`paceline predict` classifies new samples",
     );
     check(
-        "eval",
-        "`paceline train` evaluates on held-out data after every epoch",
+        "evaluate",
+        "`paceline eval` evaluates what a run has trained",
     );
 }
 

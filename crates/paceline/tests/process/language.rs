@@ -152,7 +152,7 @@ fn a_run_that_cannot_write_text_is_refused() {
     paceline(folder.path(), digits).is_well();
     check("prompt", "runs/digits holds no language model");
     fs::remove_dir_all(folder.path().join("runs/digits/checkpoints")).expect("removed");
-    check("runs/digits prompt", "no valid checkpoint in runs/digits");
+    check("runs/digits prompt", "runs/digits has no checkpoint");
 }
 
 #[test]

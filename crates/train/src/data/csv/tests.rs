@@ -270,6 +270,11 @@ fn a_model_reads_its_columns_by_name_and_scales_them_as_in_training() {
     assert!(rows.next(&mut values).expect("a row"));
     assert!(!rows.next(&mut values).expect("the end"));
     assert_eq!(values, expected);
+    let narrow = File::new("a,label\n0,x\n1e-9,y\n0,x\n1e-9,y\n").load();
+    let far = File::new("a,label\n1e35,x\n");
+    let error = load_as(&far.options, &narrow.schema).expect_err("too far");
+    let expected = "column \"a\" has a value too far from those that the model was trained on";
+    assert!(error.to_string().ends_with(expected), "{error}");
 }
 
 #[test]
