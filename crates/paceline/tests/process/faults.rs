@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::tempdir;
 
-use super::support::{Ended, LIMIT, PACELINE, Running, command, example};
+use super::support::{Ended, LIMIT, PACELINE, Running, command, example, probe};
 
 /// The other ranks know of a fault within this time, even on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(15);
@@ -87,7 +87,7 @@ fn run(folder: &Path, case: &Case, transport: &str) -> Ended {
     let line = format!(
         "run --nproc-per-node 3 --timeout-seconds {} {} --dir . --fault {}",
         case.deadline.as_secs(),
-        example("fault_probe").display(),
+        probe("fault"),
         case.fault
     );
     let mut command = command(folder, PACELINE, line.split_whitespace());
@@ -145,7 +145,7 @@ fn a_straggler_is_named_and_leaves_and_the_deadline_follows_the_steps() {
     let undisturbed = run(folder.path(), &Case::new("none", 0, &[], ""), "shm");
     let line = format!(
         "run --nproc-per-node 3 --recovery live --timeout-seconds auto {} --dir . --fault straggles --recovery live",
-        example("fault_probe").display()
+        probe("fault")
     );
     let ended = super::support::paceline(folder.path(), &line);
     let says = [
@@ -169,7 +169,7 @@ fn the_others_go_on_without_a_rank_that_hangs_or_sleeps() {
         let line = format!(
             "run --nproc-per-node 3 --recovery live --timeout-seconds {} {} --dir . --fault {fault} --recovery live",
             DEADLINE.as_secs(),
-            example("fault_probe").display()
+            probe("fault")
         );
         let mut command = command(folder.path(), PACELINE, line.split_whitespace());
         command.env("PACELINE_TRANSPORT", transport);
@@ -329,7 +329,7 @@ fn a_wrong_setting_is_not_tried_again() {
         assert!(!ended.err.contains("; restart "), "{}", ended.err);
     };
     let none = ("PACELINE_TIMEOUT_SECONDS", "60");
-    let probe = format!("{} --dir . --fault", example("fault_probe").display());
+    let probe = format!("{} --dir . --fault", probe("fault"));
     let few = "1 shards are too few for 2 ranks";
     check(&format!("{probe} few-shards"), none, few);
     let minimal = example("minimal").display().to_string();
@@ -376,7 +376,7 @@ fn rank_0_is_a_rank_like_the_others() {
     let folder = tempdir().expect("a folder");
     let line = format!(
         "run --nproc-per-node 2 {} --dir . --fault killed --rank 0",
-        example("fault_probe").display()
+        probe("fault")
     );
     let ended = super::support::paceline(folder.path(), &line);
     let report = format!(

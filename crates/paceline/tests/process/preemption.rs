@@ -5,11 +5,11 @@ use std::path::Path;
 use rustix::process::{Signal, kill_process};
 use tempfile::tempdir;
 
-use super::support::{Ended, LIMIT, PACELINE, Running, command, example, start};
+use super::support::{Ended, LIMIT, PACELINE, Running, command, probe, start};
 
-fn probe(folder: &Path, way: &str, flags: &str) -> Running {
-    let probe = example("stop_probe");
-    let line = format!("run --nproc-per-node 3 {flags} {} {way}", probe.display());
+fn running(folder: &Path, way: &str, flags: &str) -> Running {
+    let probe = probe("stop");
+    let line = format!("run --nproc-per-node 3 {flags} {probe} {way}");
     let job = start(folder, &line);
     for rank in 0..3 {
         job.has_printed(&format!("[rank {rank}] runs"));
@@ -41,7 +41,7 @@ fn a_signal_to_the_launcher_stops_all_ranks_of_a_users_loop_after_one_step() {
     for way in ["ddp", "group"] {
         for (signal, name) in [(Signal::TERM, "SIGTERM"), (Signal::USR1, "SIGUSR1")] {
             let folder = tempdir().expect("a folder");
-            let job = probe(folder.path(), way, "--no-fold --max-restarts 3");
+            let job = running(folder.path(), way, "--no-fold --max-restarts 3");
             job.signal(signal);
             let ended = job.ended(LIMIT);
             is_stopped(&ended, name, 128 + signal.as_raw());
@@ -59,12 +59,12 @@ fn a_signal_to_the_launcher_stops_all_ranks_of_a_users_loop_after_one_step() {
 fn a_signal_to_one_rank_stops_all_and_one_to_every_process_is_one_request() {
     for way in ["ddp", "group"] {
         let folder = tempdir().expect("a folder");
-        let job = probe(folder.path(), way, "--no-fold");
+        let job = running(folder.path(), way, "--no-fold");
         kill_process(job.rank(2), Signal::USR1).expect("it runs");
         is_stopped(&job.ended(LIMIT), "SIGUSR1", 138);
     }
     let folder = tempdir().expect("a folder");
-    let job = probe(folder.path(), "ddp", "--no-fold");
+    let job = running(folder.path(), "ddp", "--no-fold");
     // Like a scheduler that signals every process in the job's control group.
     let ranks = [0, 1, 2].map(|rank| job.rank(rank));
     job.signal(Signal::TERM);
@@ -80,11 +80,11 @@ fn a_notice_to_one_of_two_nodes_stops_the_ranks_of_both_after_one_step() {
     let folder = tempdir().expect("a folder");
     let endpoint = format!("127.0.0.1:{}", paceline_testing::free_ports(2));
     let nodes = ["a", "b"].map(|host| {
-        let probe = example("stop_probe");
+        let probe = probe("stop");
         let line = format!(
             "run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint {endpoint} --local-addr 127.0.0.1 \
              --nproc-per-node 2 --no-fold --max-restarts 3 {} ddp",
-            probe.display()
+            probe
         );
         let mut node = command(folder.path(), PACELINE, line.split_whitespace());
         node.env("PACELINE_HOST_ID", host);

@@ -9,7 +9,8 @@ use sha2::{Digest, Sha256};
 use tempfile::tempdir;
 
 use super::support::{
-    LIMIT, PACELINE, Running, checkpoints, command, example, in_time, paceline, start, text_folder,
+    LIMIT, PACELINE, Running, checkpoints, command, example, in_time, paceline, probe, start,
+    text_folder,
 };
 
 /// 1437 samples in batches of 64: 23 steps an epoch.
@@ -235,12 +236,16 @@ fn every_layout_of_replicas_is_replayed() {
 #[test]
 fn the_rank_that_computed_a_wrong_gradient_is_named() {
     let folder = tempdir().expect("a folder");
-    let probe = example("replay_probe").display().to_string();
-    let line = format!("run --nproc-per-node 4 {probe} saved");
+    let line = format!("run --nproc-per-node 4 {} saved", probe("replay"));
     Running::start(command(folder.path(), PACELINE, line.split_whitespace()))
         .ended(LIMIT)
         .check(0, &[]);
-    let alone = Running::start(command(folder.path(), &probe, ["saved", "9"])).ended(LIMIT);
+    let alone = Running::start(command(
+        folder.path(),
+        example("probe"),
+        ["replay", "saved", "9"],
+    ))
+    .ended(LIMIT);
     assert_eq!(
         alone.is_well().out,
         "step 4: 4 shards\nstep 5: 4 shards\nstep 6: 4 shards\n\

@@ -7,7 +7,7 @@ use std::process::Command;
 use paceline_nn::Isa;
 use tempfile::tempdir;
 
-use super::support::{LIMIT, PACELINE, Running, command, example, paceline};
+use super::support::{LIMIT, PACELINE, Running, command, paceline, probe};
 
 /// Trains with `settings` and returns the hash of the weights.
 fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String {
@@ -227,13 +227,13 @@ fn every_precision_keeps_bits_of_its_own() {
     assert!(bits[0] != bits[1] && bits[1] != bits[2] && bits[0] != bits[2]);
 }
 
-/// A GPU must give the same hash: `paceline run --nproc-per-node N device_probe vulkan`.
+/// A GPU must give the same hash: `paceline run --nproc-per-node N probe device vulkan`.
 #[test]
 fn the_probe_of_devices_has_one_hash_on_any_number_of_ranks() {
     let folder = tempdir().expect("a folder");
     for ranks in 1..=4 {
-        let probe = example("device_probe");
-        let line = format!("run --nproc-per-node {ranks} {} cpu", probe.display());
+        let probe = probe("device");
+        let line = format!("run --nproc-per-node {ranks} {probe} cpu");
         let ended = paceline(folder.path(), &line);
         ended.is_well();
         assert!(

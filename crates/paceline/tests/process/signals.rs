@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::tempdir;
 
-use super::support::{LIMIT, checkpoints, example, paceline, start};
+use super::support::{LIMIT, checkpoints, paceline, probe, start};
 
 /// Long enough that it never ends within a test.
 const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16 --epochs 1000";
@@ -112,11 +112,8 @@ fn a_killed_launcher_leaves_nothing() {
 #[test]
 fn a_killed_launcher_leaves_no_stopped_rank_either() {
     let folder = tempdir().expect("a folder");
-    let probe = example("fault_probe");
-    let line = format!(
-        "run --nproc-per-node 2 {} --fault stopped --dir .",
-        probe.display()
-    );
+    let probe = probe("fault");
+    let line = format!("run --nproc-per-node 2 {} --fault stopped --dir .", probe);
     let job = start(folder.path(), &line);
     job.has_printed("[rank 1] meets its fault");
     job.signal(Signal::KILL);

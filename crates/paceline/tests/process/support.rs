@@ -32,6 +32,11 @@ pub(crate) fn example(name: &str) -> PathBuf {
     paceline_testing::example("paceline", name)
 }
 
+/// The command line of one of the programs that tests start as ranks.
+pub(crate) fn probe(name: &str) -> String {
+    format!("{} {name}", example("probe").display())
+}
+
 /// Runs `paceline` with words that contain no blanks, in `folder`.
 pub(crate) fn paceline(folder: &Path, line: &str) -> Ended {
     start(folder, line).ended(LIMIT)

@@ -1,7 +1,9 @@
 //! A user program that saves and stops on request; the tests of stop requests start it as ranks.
 //!
-//! `stop_probe ddp` trains a small model in its own loop; `stop_probe group` only adds numbers. Every rank prints `runs`
+//! `probe stop ddp` trains a small model in its own loop; `probe stop group` only adds numbers. Every rank prints `runs`
 //! after some steps, and `rank R stopped after step N by SIGNAL` when it has stopped.
+
+use std::env::Args;
 
 use burn::nn::LinearConfig;
 use burn::optim::SgdConfig;
@@ -13,10 +15,10 @@ const STEPS: u64 = 100_000;
 /// From this step on a rank prints that it runs.
 const UNDERWAY: u64 = 5;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run(mut args: Args) -> Result<(), Box<dyn std::error::Error>> {
     let group = paceline::init()?;
     let rank = group.rank();
-    let end = match std::env::args().nth(1).as_deref() {
+    let end = match args.next().as_deref() {
         Some("ddp") => train(group)?,
         Some("group") => add_up(&group)?,
         other => panic!("expected `ddp` or `group`, got {other:?}"),

@@ -1,9 +1,10 @@
 //! A small training program that misbehaves on request; the fault tests start it as ranks.
 //!
-//! `fault_probe --dir DIR --fault NAME [--rank N] [--step N] [--recovery live]` trains a small model for some steps. The named rank
+//! `probe fault --dir DIR --fault NAME [--rank N] [--step N] [--recovery live]` trains a small model for some steps. The named rank
 //! has the fault at that step. For the tests it writes into DIR: `rank<N>.pid`, `fault.at`, and for every rank that sees an error
 //! `rank<N>.noticed` with the time and the error. The rank prints a line when its fault occurs.
 
+use std::env::Args;
 use std::fmt::Display;
 use std::fs;
 use std::num::NonZeroUsize;
@@ -38,7 +39,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn of_process() -> Self {
+    fn new(mut args: Args) -> Self {
         let mut plan = Self {
             dir: PathBuf::new(),
             fault: String::new(),
@@ -46,7 +47,6 @@ impl Plan {
             step: 5,
             recovery: Recovery::None,
         };
-        let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
             let value = args.next().expect("the flag has a value");
             match flag.as_str() {
@@ -66,8 +66,8 @@ impl Plan {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let plan = Plan::of_process();
+pub(crate) fn run(args: Args) -> Result<(), Box<dyn std::error::Error>> {
+    let plan = Plan::new(args);
     let rank: usize = std::env::var("RANK")
         .ok()
         .and_then(|rank| rank.parse().ok())

@@ -1,8 +1,9 @@
 //! A user program that records its gradients and replays a step; a test starts it as ranks, and alone.
 //!
-//! `replay_probe FOLDER` trains with checkpoints in FOLDER. In one step one rank of four computes a wrong gradient, as broken
-//! hardware would. `replay_probe FOLDER STEP` replays that step without the fault, and prints what differs.
+//! `probe replay FOLDER` trains with checkpoints in FOLDER. In one step one rank of four computes a wrong gradient, as broken
+//! hardware would. `probe replay FOLDER STEP` replays that step without the fault, and prints what differs.
 
+use std::env::Args;
 use std::num::NonZeroU64;
 use std::path::Path;
 
@@ -21,8 +22,7 @@ const WRONG: (usize, u64, usize) = (2, 7, 2);
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Failure> {
-    let mut args = std::env::args().skip(1);
+pub(crate) fn run(mut args: Args) -> Result<(), Failure> {
     let folder = args.next().ok_or("expected a folder")?;
     match args.next() {
         None => train(paceline::init()?, Path::new(&folder)),

@@ -2,9 +2,10 @@
 //! numbers. Its weights' SHA-256 is therefore the same on every device and any number of ranks.
 //!
 //! ```text
-//! paceline run --nproc-per-node 2 target/debug/examples/device_probe vulkan
+//! paceline run --nproc-per-node 2 target/debug/examples/probe device vulkan
 //! ```
 
+use std::env::Args;
 use std::error::Error;
 
 use burn::module::{Module, Param};
@@ -51,8 +52,8 @@ fn waves(len: usize, first: usize, device: &Device) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values, [len]), device)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let kind = std::env::args().nth(1).unwrap_or_else(|| "cpu".into());
+pub(crate) fn run(mut args: Args) -> Result<(), Box<dyn Error>> {
+    let kind = args.next().unwrap_or_else(|| "cpu".into());
     let group = paceline::init()?;
     let rank = group.rank();
     let device = device::open_for_rank(kind.parse()?, group.local_rank())?.autodiff();
