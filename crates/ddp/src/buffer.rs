@@ -7,7 +7,9 @@ use std::ops::Range;
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, DType, Device, Element, Int, Shape, Tensor, TensorData, Transaction};
+use burn::tensor::{
+    Bool, Bytes, DType, Device, Element, Int, Shape, Tensor, TensorData, Transaction,
+};
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 use half::{bf16, f16};
@@ -262,7 +264,7 @@ pub(crate) fn floats(data: &TensorData) -> Cow<'_, [f32]> {
 }
 
 /// As [`floats`], of data that nobody needs any more.
-fn into_floats(data: TensorData) -> Vec<f32> {
+pub(crate) fn into_floats(data: TensorData) -> Vec<f32> {
     match data.dtype() {
         DType::F16 | DType::BF16 => floats(&data).into_owned(),
         _ => data.try_into_vec().expect("f32, or `floats` panics too"),
@@ -331,6 +333,8 @@ pub(crate) fn slice_shape<const D: usize>(len: usize) -> [usize; D] {
 pub(crate) enum Value {
     /// In ordinary memory.
     Host(Vec<f32>),
+    /// f32 in memory that somebody gets back.
+    Lent(Bytes),
     /// On the parameter's device, in the type of sums.
     Device(Box<Tensor<1>>),
 }
@@ -356,6 +360,8 @@ impl Value {
     pub(crate) fn data(self, shape: Shape, dtype: DType) -> TensorData {
         match self {
             Self::Host(values) => narrowed(values, shape, dtype),
+            Self::Lent(bytes) if dtype == DType::F32 => TensorData::from_bytes(bytes, shape, dtype),
+            Self::Lent(bytes) => narrowed(bytemuck::cast_slice(&bytes).to_vec(), shape, dtype),
             Self::Device(values) => {
                 let data = values.into_data().convert_dtype(dtype);
                 TensorData::from_bytes(data.into_bytes(), shape, dtype)
@@ -366,6 +372,7 @@ impl Value {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Host(values) => values.len(),
+            Self::Lent(bytes) => bytes.len() / size_of::<f32>(),
             Self::Device(values) => values.dims()[0],
         }
     }
@@ -378,8 +385,8 @@ impl Value {
         dtype: DType,
     ) -> Tensor<D> {
         match self {
-            Self::Host(values) => {
-                Tensor::from_data(narrowed(values, shape, dtype), (device, dtype))
+            Self::Host(_) | Self::Lent(_) => {
+                Tensor::from_data(self.data(shape, dtype), (device, dtype))
             }
             Self::Device(values) => values.to_device(device).reshape(shape).cast(dtype),
         }

@@ -432,20 +432,20 @@ impl Ddp {
         }
     }
 
-    /// Gives this rank's gradients other buckets in the same group.
+    /// Gives this rank's gradients other buckets in the same group, which have no memory yet.
     fn change_buckets(&mut self, setup: Setup) -> Result<(), DdpError> {
         let made = match self.reducer.with_setup(&setup) {
             Some(made) => made,
             None => (self.make)(&self.device, setup)?,
         };
-        self.replace_reducer(made)
+        self.replace_reducer(made);
+        Ok(())
     }
 
-    /// The memory of the buckets until now serves the new ones, unless somebody still has the reducer until now.
-    fn replace_reducer(&mut self, reducer: Arc<dyn Reducer>) -> Result<(), DdpError> {
+    /// The memory of the buckets until now serves the new ones, unless somebody still has the reducer until now or gradients of it.
+    fn replace_reducer(&mut self, reducer: Arc<dyn Reducer>) {
         self.sink = reducer.clone();
         self.reducer = reducer;
-        self.reducer.reserve()
     }
 
     pub(crate) fn parameters(&self) -> &[Entry] {

@@ -9,7 +9,7 @@ use crate::buffer::{self, Entry, Value};
 use crate::ddp::Parts;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
-use crate::reducer::{Means, cut};
+use crate::reducer::{HostMeans, Means, cut};
 use crate::zero::{CHUNK, Shares};
 
 /// Where the whole gradient is, of which this rank has a part.
@@ -32,7 +32,7 @@ pub(crate) struct Whole<'a> {
 /// the type of the sums.
 pub(crate) fn norm(means: &Means, whole: &Whole<'_>) -> Result<f64, DdpError> {
     let squares = match means {
-        Means::Host(values) => squares_on_host(values, whole),
+        Means::Host(means) => squares_on_host(means, whole),
         Means::Device(values) => squares_on_device(values, whole)?,
     };
     let own = match whole.shares {
@@ -58,14 +58,14 @@ pub(crate) fn clip(means: &mut Means, norm: f64, limit: f64) {
 /// By parameter, the sum of squares of each chunk; `None` where this rank has no gradient.
 type Squares = Vec<Option<Vec<f64>>>;
 
-fn squares_on_host(values: &[Option<Vec<f32>>], whole: &Whole<'_>) -> Squares {
+fn squares_on_host(means: &HostMeans, whole: &Whole<'_>) -> Squares {
     let square = |x: &f32| f64::from(*x) * f64::from(*x);
     let of = |values: &[f32]| -> Vec<f64> {
         let chunks = values.chunks(CHUNK);
         chunks.map(|chunk| chunk.iter().map(square).sum()).collect()
     };
-    let all = values.iter().enumerate().map(|(index, mean)| {
-        let mean = mean.as_ref()?;
+    let all = means.iter().enumerate().map(|(index, mean)| {
+        let mean = mean?;
         let pieces = whole.parts.and_then(|parts| parts.by_piece(index, mean));
         Some(match pieces {
             None => of(mean),
@@ -172,11 +172,8 @@ pub(crate) fn register<M: Module>(
 ) -> GradientsParams {
     let values: Vec<Option<Value>> = match means {
         Means::Device(values) => on_device(values),
-        Means::Host(values) if buffer::is_host(device) => {
-            let values = values.into_iter();
-            values.map(|value| value.map(Value::Host)).collect()
-        }
-        Means::Host(values) => on_device(upload(&values, plan, &device.clone().inner())),
+        Means::Host(means) if buffer::is_host(device) => means.into_values(),
+        Means::Host(means) => on_device(upload(&means, plan, &device.clone().inner())),
     };
     let values = parameters.iter().zip(values).filter_map(|(entry, value)| {
         let shape = entry.shape.clone().into();
@@ -193,23 +190,20 @@ fn on_device(values: Vec<Option<Tensor<1>>>) -> Vec<Option<Value>> {
 }
 
 /// Uploads averages to a device with one copy per bucket.
-fn upload(
-    values: &[Option<Vec<f32>>],
-    plan: &BucketPlan,
-    device: &Device,
-) -> Vec<Option<Tensor<1>>> {
+fn upload(means: &HostMeans, plan: &BucketPlan, device: &Device) -> Vec<Option<Tensor<1>>> {
+    let values: Vec<Option<&[f32]>> = means.iter().collect();
     let mut uploaded = vec![None; values.len()];
     for bucket in &plan.buckets[..plan.tail()] {
         let mut block = vec![0.0; bucket.stride];
         for segment in &bucket.segments {
-            if let Some(value) = &values[segment.index] {
+            if let Some(value) = values[segment.index] {
                 block[segment.offset..segment.offset + value.len()].copy_from_slice(value);
             }
         }
         let block = TensorData::new(block, [bucket.stride]);
         let block = Tensor::<1>::from_data(block, (device, DType::F32));
         for segment in &bucket.segments {
-            if let Some(value) = &values[segment.index] {
+            if let Some(value) = values[segment.index] {
                 uploaded[segment.index] = Some(cut(&block, segment.offset, value.len()));
             }
         }

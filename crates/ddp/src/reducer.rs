@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::DType;
 use paceline_collective::{ProcessGroup, Tree};
 
 use crate::buffer::Value;
@@ -31,9 +31,11 @@ mod blocks;
 mod compress;
 mod host;
 mod in_double;
+mod means;
 #[cfg(any(feature = "cuda", test))]
 mod nccl;
 mod on_device;
+mod pool;
 mod sent;
 mod staged;
 #[cfg(test)]
@@ -42,6 +44,7 @@ pub(crate) mod tests;
 pub(crate) use blocks::IN_FLIGHT;
 pub(crate) use host::HostReducer;
 pub(crate) use in_double::InDouble;
+pub(crate) use means::{HostMeans, Means};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use nccl::{Lent, NcclDevice, NcclGroup, NcclMemory};
 pub use on_device::{Arrival, DeviceExchange};
@@ -50,7 +53,7 @@ pub(crate) use staged::StagedReducer;
 
 /// Collects gradients shard by shard and reduces each bucket as soon as it is complete.
 pub(crate) trait Reducer: GradientSink {
-    /// Takes the memory of all buckets that keep theirs for life. Without this call each takes it when its first gradient comes.
+    /// Takes the memory of all buckets that share it with none. Without this call each takes it when its first gradient comes.
     ///
     /// *Errors*: no memory.
     fn reserve(&self) -> Result<(), DdpError>;
@@ -61,8 +64,8 @@ pub(crate) trait Reducer: GradientSink {
     /// The number of buckets sent in this step.
     fn launched(&self) -> usize;
 
-    /// Waits for every bucket in launch order and takes the memory back. Does not wait for gradients that stay on their
-    /// device: later kernels wait for them.
+    /// Waits for every bucket in launch order. Does not wait for gradients that stay on their device: later kernels wait for
+    /// them.
     fn finish(&self) -> Result<Finished, DdpError>;
 
     /// The result of a step whose gradients all came, but whose tail bucket did not: `tail` is the same from another rank. `None`
@@ -186,38 +189,6 @@ pub(crate) struct Micro {
     pub(crate) is_first: bool,
     /// Whether it is the shard's last one for the parameters that it reaches.
     pub(crate) is_last: bool,
-}
-
-/// Averages over all shards, by parameter; `None` where no rank used it, or where this rank owns nothing of it. Slices
-/// instead of whole parameters with [`Setup::shares`].
-pub(crate) enum Means {
-    Host(Vec<Option<Vec<f32>>>),
-    Device(Vec<Option<Tensor<1>>>),
-}
-
-impl Means {
-    pub(crate) fn scale(&mut self, factor: f32) {
-        match self {
-            Self::Host(values) => {
-                for value in values.iter_mut().flatten().flatten() {
-                    *value *= factor;
-                }
-            }
-            Self::Device(values) => {
-                for slot in values.iter_mut() {
-                    *slot = slot.take().map(|mean| mean.mul_scalar(factor));
-                }
-            }
-        }
-    }
-
-    /// Removes all averages.
-    pub(crate) fn clear(&mut self) {
-        match self {
-            Self::Host(values) => values.fill(None),
-            Self::Device(values) => values.fill(None),
-        }
-    }
 }
 
 /// The results of a step.

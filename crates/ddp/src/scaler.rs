@@ -270,8 +270,8 @@ impl GradScaler {
 /// Whether every average is finite.
 pub(crate) fn are_finite(means: &Means) -> Result<bool, DdpError> {
     match means {
-        Means::Host(values) => {
-            let mut values = values.iter().flatten().flatten();
+        Means::Host(means) => {
+            let mut values = means.iter().flatten().flatten();
             Ok(values.all(|value| value.is_finite()))
         }
         Means::Device(values) => {

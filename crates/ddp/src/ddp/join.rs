@@ -250,6 +250,7 @@ impl Ddp {
         self.restart_pace();
         self.uses = learns.then(Default::default);
         self.set_order(order.into_iter())?;
+        self.reducer.reserve()?;
         self.handover = handover.program;
         self.group.declare_joined();
         Ok(())

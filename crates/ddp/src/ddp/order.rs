@@ -45,7 +45,8 @@ impl Ddp {
         self.set_order(told)
     }
 
-    /// Fills the buckets in the order of these uses.
+    /// Fills the buckets in the order of these uses. They take memory with their first gradients: those of this step still lie in that
+    /// of the buckets until now.
     pub(super) fn set_order(&mut self, uses: impl Iterator<Item = usize>) -> Result<(), DdpError> {
         let Some(order) = completed(uses, self.parameters.len()) else {
             return Ok(());

@@ -250,7 +250,8 @@ impl Ddp {
         self.fingerprint.change_group();
         self.restart_pace();
         let made = (self.make)(&self.device, self.setup(self.plan.clone()))?;
-        self.replace_reducer(made)?;
+        self.replace_reducer(made);
+        self.reducer.reserve()?;
         self.group.trim();
         Ok(())
     }

@@ -57,6 +57,7 @@ impl Ddp {
             keeps_tail: false,
             ..self.setup(self.plan.clone())
         })?;
+        self.reducer.reserve()?;
         let reducer = self.reducer.clone();
         self.shares = Some(shares.clone());
         if stage.shards_parameters() {

@@ -12,11 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use burn::tensor::TensorData;
 use paceline_collective::{ProcessGroup, Tree};
 
 use super::compress::{self, Compressor, Leaf as ShardLeaf};
+use super::pool::Pool;
 use super::sent::Memory;
 use super::{Event, Kept, Setup};
+use crate::buffer;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::plan::BucketPlan;
@@ -40,8 +43,10 @@ pub(super) struct Blocks {
     shares: Option<Arc<Shares>>,
     recorder: Option<Arc<Recorder>>,
     live: Vec<Live>,
-    /// `None` if every bucket keeps its memory for life.
-    pool: Option<Pool>,
+    /// Of the only shard on the only rank: gradients in their own memory, by parameter.
+    adopted: Option<Vec<Option<Vec<f32>>>>,
+    /// Whether the gradient buckets share one pool.
+    is_pooled: bool,
     /// A bucket that could not get memory, or did not come back while others were filled.
     failed: Option<DdpError>,
     leaf: Option<Leaf>,
@@ -56,6 +61,8 @@ pub(super) struct Blocks {
 
 struct Live {
     memory: Option<Memory>,
+    /// Where its memory comes from, and comes back to.
+    pool: Pool,
     flight: Option<Flight>,
     /// This rank's slice, back from the other ranks.
     own: Option<(Landed, BucketTiming)>,
@@ -63,31 +70,6 @@ struct Live {
     open: usize,
     sealed: bool,
     ready: Option<Instant>,
-}
-
-/// Memory that the gradient buckets take turns in.
-///
-/// Buckets of one size never make it larger than as many as hold memory at once.
-#[derive(Default)]
-struct Pool(Vec<Memory>);
-
-impl Pool {
-    /// The smallest free memory of at least `len` numbers, or new memory.
-    fn take(
-        &mut self,
-        group: &ProcessGroup,
-        len: usize,
-        hook: CommHook,
-    ) -> Result<Memory, DdpError> {
-        let fitting = self.0.iter().map(Memory::len).enumerate();
-        let fitting = fitting.filter(|(_, free)| *free >= len);
-        if let Some((at, _)) = fitting.min_by_key(|(_, free)| *free) {
-            return Ok(self.0.swap_remove(at));
-        }
-        // All are smaller, and the new memory serves their buckets too.
-        self.0.clear();
-        Ok(Memory::new(group, len, hook)?)
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,12 +109,17 @@ impl Blocks {
             ..
         } = setup;
         let stage = shares.as_ref().map(|shares| shares.stage());
-        let pool = stage
-            .is_some_and(ZeroStage::shards_gradients)
-            .then(Pool::default);
+        let is_pooled = stage.is_some_and(ZeroStage::shards_gradients);
+        let common = Pool::default();
+        let is_alone = group.world() == 1 && tree.leaves() == 1;
+        let adopts = is_alone && hook == CommHook::None && shares.is_none() && recorder.is_none();
         let is_gated = stage.is_some_and(ZeroStage::shards_parameters);
-        let live = plan.buckets.iter().map(|bucket| Live {
+        let live = plan.buckets.iter().enumerate().map(|(at, bucket)| Live {
             memory: None,
+            pool: match is_pooled && at != plan.tail() {
+                true => common.clone(),
+                false => Pool::default(),
+            },
             flight: None,
             own: None,
             fill: vec![Fill::Empty; bucket.segments.len()],
@@ -143,6 +130,8 @@ impl Blocks {
         Self {
             open: is_gated.then_some(0),
             live: live.collect(),
+            adopted: adopts.then(|| vec![None; plan.places.len()]),
+            is_pooled,
             plan,
             first,
             tree,
@@ -151,7 +140,6 @@ impl Blocks {
             compressor,
             shares,
             recorder,
-            pool,
             failed: None,
             leaf: None,
             height: 0,
@@ -160,11 +148,11 @@ impl Blocks {
         }
     }
 
-    /// Gives memory to all buckets that keep theirs for life.
+    /// Gives memory to all buckets that have a pool of their own.
     pub(super) fn reserve(&mut self) -> Result<(), DdpError> {
-        let first = match self.pool {
-            Some(_) => self.plan.tail(),
-            None => 0,
+        let first = match self.is_pooled {
+            true => self.plan.tail(),
+            false => 0,
         };
         (first..self.live.len()).try_for_each(|bucket| self.hold(bucket))
     }
@@ -207,6 +195,7 @@ impl Blocks {
                 self.step = step + undone;
                 self.leaf = None;
                 self.failed = None;
+                self.take_adopted();
                 if let Some(recorder) = &self.recorder {
                     recorder.begin_step();
                 }
@@ -256,12 +245,9 @@ impl Blocks {
     /// Makes sure that a bucket has memory.
     fn hold(&mut self, bucket: usize) -> Result<(), DdpError> {
         let (len, hook) = self.extent(bucket);
-        let memory = &mut self.live[bucket].memory;
-        if memory.is_none() {
-            *memory = Some(match &mut self.pool {
-                Some(pool) if bucket != self.plan.tail() => pool.take(&self.group, len, hook)?,
-                _ => Memory::new(&self.group, len, hook)?,
-            });
+        let live = &mut self.live[bucket];
+        if live.memory.is_none() {
+            live.memory = Some(live.pool.take(&self.group, len, hook)?);
         }
         Ok(())
     }
@@ -299,6 +285,28 @@ impl Blocks {
             live.open = live.fill.len();
             live.sealed = false;
         }
+    }
+
+    /// Takes the gradient of a parameter, row-major, with its memory if it needs no sum.
+    pub(super) fn own_gradient(&mut self, index: usize, data: TensorData) {
+        let (bucket, position) = self.plan.places[index];
+        let is_first = self.live[bucket].fill[position] == Fill::Empty;
+        let leaf = self.leaf.as_ref();
+        let is_whole = leaf.is_some_and(|leaf| leaf.is_last_micro && leaf.factor == 1.0);
+        match &mut self.adopted {
+            Some(adopted) if is_first && is_whole => {
+                adopted[index] = Some(buffer::into_floats(data));
+            }
+            _ => return self.gradient(index, &buffer::floats(&data)),
+        }
+        self.live[bucket].fill[position] = Fill::Partial;
+        self.complete(bucket, position);
+    }
+
+    /// The gradients that [`own_gradient`](Self::own_gradient) kept, by parameter.
+    pub(super) fn take_adopted(&mut self) -> Vec<Option<Vec<f32>>> {
+        let adopted = self.adopted.iter_mut().flatten();
+        adopted.map(Option::take).collect()
     }
 
     /// Takes the gradient of a parameter, row-major. Drops a gradient that arrives outside a step (from a hooked model used

@@ -9,8 +9,8 @@ use paceline_collective::{AllGather, Done, ProcessGroup, Ticket};
 
 use super::blocks::{Arrived, Blocks, Landed};
 use super::sent::{Half, Memory};
-use super::{Event, Finished, Gathered, Kept, Means, Reducer, Setup, lock};
-use crate::buffer::{self, Value};
+use super::{Event, Finished, Gathered, HostMeans, Kept, Means, Reducer, Setup, lock};
+use crate::buffer::Value;
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::hook::GradientSink;
@@ -39,7 +39,7 @@ struct Weights {
 
 /// A step's averages and timings, without the tail.
 struct Gradients {
-    means: Vec<Option<Vec<f32>>>,
+    means: HostMeans,
     used: Vec<bool>,
     timings: Vec<BucketTiming>,
 }
@@ -112,9 +112,7 @@ impl HostReducer {
         let (landed, timing) = self.land(at)?;
         #[cfg(test)]
         crate::recovery::faults::after_tail(&self.group)?;
-        let tail = self.tail(&landed, Some(timing));
-        self.give_back(at, landed);
-        Ok(tail)
+        Ok(self.tail(&landed, Some(timing)))
     }
 
     /// The tail bucket as another rank has it; `None` if its length is wrong.
@@ -162,12 +160,6 @@ impl HostReducer {
         let (memory, timing) = flight.land()?;
         Ok((Landed::Whole(memory), timing))
     }
-
-    fn give_back(&self, at: usize, landed: Landed) {
-        if let Landed::Whole(memory) = landed {
-            lock(&self.blocks).give_back(at, memory);
-        }
-    }
 }
 
 impl Reducer for HostReducer {
@@ -199,12 +191,14 @@ impl Reducer for HostReducer {
             let sums = tail.extras.len() - self.plan.places.len();
             tail.extras.split_off(sums)
         });
-        let mut means = vec![None; self.plan.places.len()];
+        let mut means = HostMeans::of(self.plan.places.len());
+        let mut adopted = lock(&self.blocks).take_adopted();
         let mut used = vec![false; self.plan.places.len()];
         let mut timings = Vec::with_capacity(last + 1);
         for (at, bucket) in self.plan.buckets[..last].iter().enumerate() {
             let (landed, timing) = self.land(at)?;
             let arrived = Arrived::new(bucket, &landed, known);
+            let mut places = Vec::with_capacity(bucket.segments.len());
             for (position, Segment { index, len, .. }) in bucket.segments.iter().enumerate() {
                 used[*index] = match &flags {
                     Some(flags) => flags[*index] > 0.0 && known != Some(0.0),
@@ -217,10 +211,19 @@ impl Reducer for HostReducer {
                 let has_mean = used[*index]
                     && landed.concerns(position)
                     && (self.shares.is_none() || !own.is_empty());
-                means[*index] = has_mean.then(|| arrived.mean_of(position, own));
+                let alone = adopted.get_mut(*index).and_then(Option::take);
+                match alone {
+                    _ if !has_mean => {}
+                    Some(gradient) => {
+                        let landed = Landed::Slice(gradient, 0);
+                        means.push(landed, arrived.weight(), [(*index, own)]);
+                    }
+                    None => places.push((*index, arrived.place(position, own))),
+                }
             }
+            let weight = arrived.weight();
+            means.push(landed, weight, places);
             timings.push(timing);
-            self.give_back(at, landed);
         }
         let gradients = Gradients {
             means,
@@ -301,6 +304,6 @@ impl GradientSink for HostReducer {
     fn gradient(&self, index: usize, gradient: Tensor<1>) {
         // Panics on a failed read, as Burn's own reads do.
         let data = gradient.into_data();
-        self.write([(index, &buffer::floats(&data)[..])]);
+        lock(&self.blocks).own_gradient(index, data);
     }
 }

@@ -146,7 +146,7 @@ fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Opt
         let tensor = Tensor::<1>::from_floats(values, &Device::flex());
         Means::Device(vec![Some(tensor), None])
     } else {
-        Means::Host(vec![Some(values.to_vec()), None])
+        Means::Host(vec![Some(values.to_vec()), None].into())
     };
     let found = scaler.is_enabled() && !are_finite(&means).expect("a device that works");
     match found {
@@ -154,7 +154,7 @@ fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Opt
         false => scaler.unscale_means(&mut means),
     }
     let means = match means {
-        Means::Host(values) => values,
+        Means::Host(means) => means.iter().map(|mean| mean.map(<[f32]>::to_vec)).collect(),
         Means::Device(values) => {
             let read = |tensor: Tensor<1>| tensor.into_data().try_to_vec().expect("f32");
             values.into_iter().map(|tensor| tensor.map(read)).collect()

@@ -158,6 +158,36 @@ fn after_the_first_step_buckets_leave_in_the_order_of_the_backward_pass() {
     }
 }
 
+/// Gradients lie in the memory of their buckets, which the next step needs.
+#[test]
+fn gradients_that_the_program_keeps_stay_as_they_are() {
+    let kept = ranks(2, |group| {
+        let device = device();
+        let (mut ddp, net) = Ddp::new(group, Deep::new(&device), per_rank()).expect("ranks agree");
+        let mut step = |scale: f32| {
+            let reduced = ddp.step(&net, |shard| {
+                let x = Tensor::<2>::ones([4, 64], &device).mul_scalar(scale);
+                let loss = shard.model()?.forward(x).mean();
+                shard.backward(loss, 1.0)
+            });
+            let grads = reduced
+                .unwrap_or_else(|error: DdpError| panic!("{error}"))
+                .grads;
+            let layer = net.layers.last().expect("eight layers");
+            let gradient = grads.get::<2>(layer.weight.id).expect("it is used");
+            (gradient.clone(), gradient.into_data())
+        };
+        let all = [1.0, 2.0, 0.0, 3.0].map(&mut step);
+        // Written in place, which the other owners must not see.
+        let (written, _) = step(4.0);
+        let _ = written.mul_scalar(0.0);
+        all.map(|(kept, at_once)| (kept.into_data(), at_once))
+    });
+    for (kept, at_once) in kept.into_iter().flatten() {
+        assert_eq!(kept, at_once);
+    }
+}
+
 #[test]
 fn after_a_failure_every_later_step_has_its_first_cause() {
     let errors = ranks(2, |group| {

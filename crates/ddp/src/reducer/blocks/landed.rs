@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::time::Instant;
 
 use super::super::compress::Own;
-use super::super::sent::{Memory, Sent};
+use super::super::pool::{Lent, Pool};
+use super::super::sent::Sent;
 use crate::error::DdpError;
 use crate::plan::Bucket;
 use crate::timeline::BucketTiming;
@@ -12,7 +13,7 @@ use crate::timeline::BucketTiming;
 /// A bucket back from the other ranks.
 pub(in crate::reducer) enum Landed {
     /// In front of its memory.
-    Whole(Memory),
+    Whole(Lent),
     /// This rank's slice, and its offset in the block.
     Slice(Vec<f32>, usize),
     /// The sums over this rank's shards.
@@ -27,6 +28,29 @@ impl Landed {
             Self::Whole(_) | Self::Slice(..) => true,
         }
     }
+
+    /// The bucket's memory, or the part of its first block.
+    pub(in crate::reducer) fn values(&self) -> &[f32] {
+        match self {
+            Self::Whole(memory) => memory.blocks(),
+            Self::Slice(values, _) | Self::Own(values, _) => values,
+        }
+    }
+
+    pub(in crate::reducer) fn values_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Whole(memory) => memory.blocks_mut(),
+            Self::Slice(values, _) | Self::Own(values, _) => values,
+        }
+    }
+
+    /// Offset of the values in the block.
+    fn start(&self) -> usize {
+        match self {
+            Self::Slice(_, start) => *start,
+            Self::Whole(_) | Self::Own(..) => 0,
+        }
+    }
 }
 
 /// A bucket on its way to the other ranks.
@@ -35,6 +59,7 @@ pub(in crate::reducer) struct Flight {
     /// The reported number of the bucket.
     pub(super) bucket: usize,
     pub(super) stride: usize,
+    pub(super) pool: Pool,
     /// The collective.
     pub(super) operation: &'static str,
     /// When it was complete on this rank.
@@ -43,13 +68,13 @@ pub(in crate::reducer) struct Flight {
 
 impl Flight {
     /// Waits for the sum, which then lies in front of the memory.
-    pub(in crate::reducer) fn land(self) -> Result<(Memory, BucketTiming), DdpError> {
+    pub(in crate::reducer) fn land(self) -> Result<(Lent, BucketTiming), DdpError> {
         let bytes = self.stride * self.sent.bytes_each();
         let wait_start = Instant::now();
         let (memory, done) = self.sent.wait(self.stride)?;
         let named = (self.bucket, bytes, self.operation);
         let timing = BucketTiming::on_host(named, Some(self.ready), done, wait_start);
-        Ok((memory, timing))
+        Ok((Lent::new(memory, self.pool), timing))
     }
 }
 
@@ -70,10 +95,9 @@ impl<'a> Arrived<'a> {
         landed: &'a Landed,
         known: Option<f32>,
     ) -> Self {
-        let (values, start) = match landed {
-            Landed::Whole(memory) => (&memory.blocks[..bucket.stride], 0),
-            Landed::Slice(values, start) => (&values[..], *start),
-            Landed::Own(values, _) => (&values[..], 0),
+        let values = match landed {
+            Landed::Whole(memory) => &memory.blocks()[..bucket.stride],
+            part => part.values(),
         };
         let known = match landed {
             Landed::Own(_, own) => Some(own.weight),
@@ -82,7 +106,7 @@ impl<'a> Arrived<'a> {
         Self {
             bucket,
             values,
-            start,
+            start: landed.start(),
             weight: known.unwrap_or_else(|| values[bucket.weight]),
         }
     }
@@ -108,19 +132,17 @@ impl<'a> Arrived<'a> {
         self.values[self.bucket.flags + position] > 0.0 && self.weight() != 0.0
     }
 
-    /// The segment at `position`, divided by the weight.
-    pub(in crate::reducer) fn mean(&self, position: usize) -> Vec<f32> {
-        self.mean_of(position, 0..self.bucket.segments[position].len)
+    /// Where some elements of the segment at `position` lie in the values.
+    pub(in crate::reducer) fn place(&self, position: usize, range: Range<usize>) -> Range<usize> {
+        let offset = self.bucket.segments[position].offset;
+        let first = offset + range.start - self.start;
+        first..first + range.len()
     }
 
-    /// Some elements of the segment at `position`, divided by the weight.
-    pub(in crate::reducer) fn mean_of(&self, position: usize, range: Range<usize>) -> Vec<f32> {
-        let offset = self.bucket.segments[position].offset;
+    /// The segment at `position`, divided by the weight.
+    pub(in crate::reducer) fn mean(&self, position: usize) -> Vec<f32> {
+        let place = self.place(position, 0..self.bucket.segments[position].len);
         let weight = self.weight();
-        let first = offset + range.start - self.start;
-        self.values[first..first + range.len()]
-            .iter()
-            .map(|sum| sum / weight)
-            .collect()
+        self.values[place].iter().map(|sum| sum / weight).collect()
     }
 }

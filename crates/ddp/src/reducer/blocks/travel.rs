@@ -92,9 +92,8 @@ impl Blocks {
         let (memory, timing) = self.take(bucket)?.land()?;
         let shares = self.shares.as_ref().expect("only slices are reaped");
         let own = shares.span(bucket, self.group.rank());
-        let slice = Landed::Slice(memory.blocks[own.clone()].to_vec(), own.start);
+        let slice = Landed::Slice(memory.blocks()[own.clone()].to_vec(), own.start);
         self.live[bucket].own = Some((slice, timing));
-        self.give_back(bucket, memory);
         Ok(())
     }
 
@@ -106,11 +105,8 @@ impl Blocks {
     }
 
     /// Takes a bucket's memory back for the next step.
-    pub(in crate::reducer) fn give_back(&mut self, bucket: usize, memory: Memory) {
-        match &mut self.pool {
-            Some(pool) if bucket != self.plan.tail() => pool.0.push(memory),
-            _ => self.live[bucket].memory = Some(memory),
-        }
+    pub(in crate::reducer) fn give_back(&self, bucket: usize, memory: Memory) {
+        self.live[bucket].pool.put(memory);
     }
 
     pub(super) fn launch_ready(&mut self) {
@@ -149,12 +145,14 @@ impl Blocks {
                     None => "all_reduce",
                 },
                 sent: memory.send(&self.group, call, counts, len),
+                pool: live.pool.clone(),
                 bucket: self.first + self.next,
                 stride,
                 ready: live.ready.take().unwrap_or_else(Instant::now),
             });
             self.next += 1;
-            if let (Some(_), Some(oldest)) = (&self.pool, self.next.checked_sub(IN_FLIGHT + 1)) {
+            let oldest = self.next.checked_sub(IN_FLIGHT + 1);
+            if let Some(oldest) = oldest.filter(|_| self.is_pooled) {
                 self.failed = self.reap(oldest).err();
             }
         }
