@@ -189,6 +189,9 @@ pub(crate) struct Micro {
     pub(crate) is_first: bool,
     /// Whether it is the shard's last one for the parameters that it reaches.
     pub(crate) is_last: bool,
+    /// Whether it is the shard's last one for all parameters, and gradients come in the order of the plan: after one, none comes
+    /// for a parameter before it.
+    pub(crate) is_ordered: bool,
 }
 
 /// The results of a step.

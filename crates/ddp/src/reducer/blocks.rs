@@ -88,6 +88,10 @@ struct Leaf {
     last: bool,
     /// Whether its last backward pass is running.
     is_last_micro: bool,
+    /// See [`Micro::is_ordered`](super::Micro::is_ordered).
+    is_ordered: bool,
+    /// The first bucket and position for which an ordered pass may still bring a gradient.
+    awaited: (usize, usize),
     /// Factor of the running backward pass.
     factor: f32,
     weight: f32,
@@ -204,6 +208,7 @@ impl Blocks {
             Event::ShardEnd(buffers) => self.end_shard(&buffers),
             Event::Micro(micro) => self.in_shard(|leaf| {
                 leaf.is_last_micro = micro.is_last;
+                leaf.is_ordered = micro.is_ordered;
                 leaf.factor = micro.factor;
                 if micro.is_first {
                     leaf.weight += micro.factor;
@@ -276,6 +281,8 @@ impl Blocks {
             merges: self.tree.merges_after(rank, shard),
             last: shard + 1 == self.tree.range(rank).end,
             is_last_micro: false,
+            is_ordered: false,
+            awaited: (0, 0),
             factor: 0.0,
             weight: 0.0,
             extras: vec![0.0; extras],
@@ -289,7 +296,8 @@ impl Blocks {
 
     /// Takes the gradient of a parameter, row-major, with its memory if it needs no sum.
     pub(super) fn own_gradient(&mut self, index: usize, data: TensorData) {
-        let (bucket, position) = self.plan.places[index];
+        let place = self.plan.places[index];
+        let (bucket, position) = place;
         let is_first = self.live[bucket].fill[position] == Fill::Empty;
         let leaf = self.leaf.as_ref();
         let is_whole = leaf.is_some_and(|leaf| leaf.is_last_micro && leaf.factor == 1.0);
@@ -300,6 +308,7 @@ impl Blocks {
             _ => return self.gradient(index, &buffer::floats(&data)),
         }
         self.live[bucket].fill[position] = Fill::Partial;
+        self.pass_over(place);
         self.complete(bucket, position);
     }
 
@@ -313,6 +322,7 @@ impl Blocks {
     /// on its own).
     pub(super) fn gradient(&mut self, index: usize, values: &[f32]) {
         let (bucket, position) = self.plan.places[index];
+        self.pass_over((bucket, position));
         if self.leaf.is_some() {
             self.hold_open(bucket);
         }
@@ -333,6 +343,27 @@ impl Blocks {
         }
         live.fill[position] = Fill::Partial;
         if leaf.is_last_micro {
+            self.complete(bucket, position);
+        }
+    }
+
+    /// An ordered pass has come to the parameter at `place`: those before it have no gradient, if none has come. So buckets with unused
+    /// parameters hold nobody up.
+    fn pass_over(&mut self, place: (usize, usize)) {
+        // Where buckets are gated, they are in the order of blocks.
+        let is_gated = self.open.is_some();
+        while let Some(leaf) = self
+            .leaf
+            .as_mut()
+            .filter(|leaf| leaf.is_ordered && !is_gated)
+            && leaf.awaited < place
+        {
+            let (bucket, position) = leaf.awaited;
+            if position == self.plan.buckets[bucket].segments.len() {
+                leaf.awaited = (bucket + 1, 0);
+                continue;
+            }
+            leaf.awaited.1 += 1;
             self.complete(bucket, position);
         }
     }

@@ -176,6 +176,8 @@ struct State {
     merges: usize,
     is_last_shard: bool,
     is_last_micro: bool,
+    /// See [`Micro::is_ordered`].
+    is_ordered: bool,
     factor: f32,
     /// By parameter: whether the current shard used it.
     used: Vec<bool>,
@@ -257,6 +259,7 @@ impl DeviceReducer {
         let mut state = lock(&self.state);
         state.factor = micro.factor;
         state.is_last_micro = micro.is_last;
+        state.is_ordered = micro.is_ordered && state.open.is_none();
         for (live, bucket) in state.live.iter_mut().zip(&self.plan.buckets) {
             live.pending = vec![None; bucket.segments.len()];
             live.missing = bucket.segments.len();
@@ -276,12 +279,7 @@ impl DeviceReducer {
     fn open(&self, buckets: usize) -> bool {
         let mut state = lock(&self.state);
         if state.is_last_shard {
-            for bucket in 0..buckets.min(self.plan.tail()) {
-                if state.live[bucket].missing > 0 {
-                    self.pack(&mut state, bucket);
-                }
-                self.merge(&mut state, bucket);
-            }
+            self.complete(&mut state, buckets.min(self.plan.tail()));
         }
         state.open = state.open.map(|_| buckets);
         self.launch_ready(&mut state);
@@ -376,6 +374,16 @@ impl DeviceReducer {
             timings,
             tail: tail.values,
         })
+    }
+
+    /// Ends the buckets before this one: they may have parameters without a gradient.
+    fn complete(&self, state: &mut State, buckets: usize) {
+        for bucket in state.next..buckets {
+            if state.live[bucket].missing > 0 {
+                self.pack(state, bucket);
+            }
+            self.merge(state, bucket);
+        }
     }
 
     /// Packs the gradients of one backward pass into a block and adds it to the blocks of earlier passes.
@@ -604,6 +612,9 @@ impl GradientSink for DeviceReducer {
         };
         *slot = Some(gradient);
         state.used[index] = true;
+        if state.is_ordered {
+            self.complete(&mut state, bucket);
+        }
         state.live[bucket].missing -= 1;
         if state.live[bucket].missing == 0 {
             self.pack(&mut state, bucket);

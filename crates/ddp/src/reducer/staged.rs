@@ -1,6 +1,7 @@
 //! Gradients staged through the host: a thread reads them back from their device, bucket by bucket, during the backward pass.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -42,6 +43,8 @@ pub(crate) struct StagedReducer {
     messages: Option<Sender<Message>>,
     /// Gradients of this backward pass, by bucket.
     pending: Mutex<Vec<Vec<(usize, Tensor<1>)>>>,
+    /// See [`Micro::is_ordered`](super::Micro::is_ordered).
+    is_ordered: AtomicBool,
     passes: Arc<Passes>,
     thread: Option<JoinHandle<()>>,
 }
@@ -72,6 +75,7 @@ impl StagedReducer {
             plan,
             messages: Some(sender),
             pending: Mutex::new(vec![Vec::new(); buckets]),
+            is_ordered: AtomicBool::new(false),
             passes,
             thread: Some(thread),
         })
@@ -103,7 +107,7 @@ impl StagedReducer {
         self.send(Message::Gradients(Box::new(packed)));
     }
 
-    /// Sends the first `buckets` that this backward pass left incomplete, because unused parameters have no gradient.
+    /// Sends the first `buckets` if this backward pass left them incomplete, because unused parameters have no gradient.
     fn flush(&self, buckets: usize) {
         for gradients in lock(&self.pending).iter_mut().take(buckets) {
             if !gradients.is_empty() {
@@ -152,7 +156,10 @@ impl Reducer for StagedReducer {
     fn apply(&self, event: Event) {
         match event {
             Event::Step { .. } => lock(&self.pending).iter_mut().for_each(Vec::clear),
-            Event::Micro(_) => self.wait_for_room(),
+            Event::Micro(micro) => {
+                self.is_ordered.store(micro.is_ordered, Ordering::Relaxed);
+                self.wait_for_room();
+            }
             Event::MicroEnd => {
                 self.flush(usize::MAX);
                 *lock(&self.passes.waiting) += 1;
@@ -196,6 +203,9 @@ impl GradientSink for StagedReducer {
     /// Keeps a gradient until its bucket is complete.
     fn gradient(&self, index: usize, gradient: Tensor<1>) {
         let (bucket, _) = self.plan.places[index];
+        if self.is_ordered.load(Ordering::Relaxed) {
+            self.flush(bucket);
+        }
         let complete = {
             let mut pending = lock(&self.pending);
             pending[bucket].push((index, gradient));

@@ -135,12 +135,24 @@ impl<M: Module> ShardStep<'_, M> {
     pub fn backward(&mut self, loss: Tensor<1>, weight: f32) -> Result<(), DdpError> {
         self.ddp.casts.check_loss(self.step, &loss)?;
         let loss = self.scale(loss);
-        self.backward_with(weight, || drop(loss.backward()))
+        // Other threads may have other tokens, and what they recorded is played when they have ended.
+        let is_ordered = !self.seat.takes_turns;
+        self.backward_in(is_ordered, weight, || drop(loss.backward()))
     }
 
     /// Like [`backward`](Self::backward), for code that runs the backward pass itself. With a scaler, run it on
     /// [`scale(loss)`](Self::scale).
     pub fn backward_with(&mut self, weight: f32, pass: impl FnOnce()) -> Result<(), DdpError> {
+        // It may be several passes, one after the other.
+        self.backward_in(false, weight, pass)
+    }
+
+    fn backward_in(
+        &mut self,
+        is_ordered: bool,
+        weight: f32,
+        pass: impl FnOnce(),
+    ) -> Result<(), DdpError> {
         let is_last = self.done + 1 == self.announced;
         let part = BackwardPart {
             weight,
@@ -150,7 +162,7 @@ impl<M: Module> ShardStep<'_, M> {
             runs_blocks: true,
             ends_shard: is_last,
         };
-        self.backward_part(part, pass)?;
+        self.run_part(part, is_ordered, pass)?;
         let seed = mix(self.seed, self.done as u64, 0);
         self.pass.restart(seed);
         let has_moved_on = self.pass.has_run_blocks() || self.seat.meeting.is_some();
@@ -167,6 +179,16 @@ impl<M: Module> ShardStep<'_, M> {
     pub fn backward_part(
         &mut self,
         part: BackwardPart,
+        pass: impl FnOnce(),
+    ) -> Result<(), DdpError> {
+        self.run_part(part, false, pass)
+    }
+
+    /// `is_ordered`: it is a single pass from one loss, the shard's last one if it is the last for some parameters.
+    fn run_part(
+        &mut self,
+        part: BackwardPart,
+        is_ordered: bool,
         pass: impl FnOnce(),
     ) -> Result<(), DdpError> {
         let BackwardPart {
@@ -193,6 +215,7 @@ impl<M: Module> ShardStep<'_, M> {
             factor: if is_alone { 1.0 } else { weight },
             is_first,
             is_last,
+            is_ordered: is_ordered && is_last,
         }));
         if is_last {
             self.random_numbers = None;
