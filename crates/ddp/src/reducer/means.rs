@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn products_with_an_inverse_have_the_bits_of_quotients() {
         let values: Vec<f32> = (0..=u16::MAX)
-            .map(|high| f32::from_bits(u32::from(high) << 16 | 0x1235))
+            .map(|high| f32::from_bits((u32::from(high) << 16) | 0x1235))
             .filter(|value| !value.is_nan())
             .collect();
         let weights = (-140..=127).map(|power| 2.0_f32.powi(power));

@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::tensor::activation::relu;
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::GroupOptions;
 
 use super::*;

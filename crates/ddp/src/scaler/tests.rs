@@ -153,7 +153,7 @@ fn unscaled(scaler: &GradScaler, values: &[f32], on_device: bool) -> (bool, [Opt
         true => means.clear(),
         false => scaler.unscale_means(&mut means),
     }
-    let means = match means {
+    let means: Vec<Option<Vec<f32>>> = match means {
         Means::Host(means) => means.iter().map(|mean| mean.map(<[f32]>::to_vec)).collect(),
         Means::Device(values) => {
             let read = |tensor: Tensor<1>| tensor.into_data().try_to_vec().expect("f32");
