@@ -84,6 +84,8 @@ fn shapes_around_those_of_blocks_panels_and_lanes() {
             (64, 64),
             (65, 65),
             (130, 97),
+            (1, 197),
+            (197, 197),
         ] {
             for width in [1, 8, 16, 17, 32, 64] {
                 check(Attention {

@@ -69,13 +69,14 @@ struct Transformer {
     key: Linear,
     value: Linear,
     rows: Param<Tensor<2>>,
+    is_causal: bool,
 }
 
 impl Transformer {
     const WIDTH: usize = 24;
     const HEADS: usize = 3;
 
-    fn new(device: &Device) -> Self {
+    fn new(is_causal: bool, device: &Device) -> Self {
         let layer = |bias: bool| Linear {
             weight: Param::from_tensor(values([Self::WIDTH; 2], device)),
             bias: bias.then(|| Param::from_tensor(values([Self::WIDTH], device))),
@@ -89,6 +90,7 @@ impl Transformer {
             key: layer(false),
             value: layer(true),
             rows: Param::from_tensor(values([11, Self::WIDTH], device)),
+            is_causal,
         }
     }
 
@@ -104,7 +106,7 @@ impl Transformer {
             ),
         ];
         scores(
-            gelu(x + attention(inputs, Self::HEADS, true)),
+            gelu(x + attention(inputs, Self::HEADS, self.is_causal)),
             self.rows.val(),
         )
     }
@@ -118,7 +120,7 @@ impl Transformer {
                 .swap_dims(1, 2)
         });
         let options = AttentionModuleOptions {
-            is_causal: true,
+            is_causal: self.is_causal,
             ..AttentionModuleOptions::default()
         };
         let y = burns_attention(query, key, value, None, None, options);
@@ -166,20 +168,30 @@ fn layers_agree_with_burns() {
 #[test]
 fn a_transformers_layers_agree_with_burns() {
     let (device, _alone) = device();
-    for shape in [[2, 7, Transformer::WIDTH], [1, 70, Transformer::WIDTH]] {
+    // 197 are the patches of an image of 224 x 224 and its class.
+    let cases = [
+        (true, 2, 7),
+        (true, 1, 70),
+        (false, 2, 1),
+        (false, 2, 7),
+        (false, 1, 197),
+    ];
+    for (is_causal, batch, length) in cases {
+        let new = || Transformer::new(is_causal, &device);
+        let shape = [batch, length, Transformer::WIDTH];
         let x = values(shape, &device).require_grad();
-        let ours = bits(Transformer::new(&device), &x, Transformer::ours);
-        let burns = bits(Transformer::new(&device), &x, Transformer::burns);
+        let ours = bits(new(), &x, Transformer::ours);
+        let burns = bits(new(), &x, Transformer::burns);
         assert_eq!(ours.missing(), burns.missing());
         ours.assert_close(&burns, Tolerance::rel_abs(1e-4, 1e-3));
         assert!(ours.differing(&burns).contains(&"output"));
-        let again = bits(Transformer::new(&device), &x, |net, x| {
+        let again = bits(new(), &x, |net, x| {
             let pass = Pass::new(Recompute::Blocks);
             pass.enter(|| checkpoint(net, x, Transformer::ours))
         });
         assert_eq!(ours.differing(&again), [""; 0]);
         // Without autodiff, and in another type.
-        let inner = Transformer::new(&device).valid();
+        let inner = new().valid();
         let output = inner.ours(x.clone().inner()).into_data();
         let burns = inner.burns(x.inner()).into_data();
         output.assert_approx_eq::<f32>(&burns, Tolerance::rel_abs(1e-4, 1e-3));
