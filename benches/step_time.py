@@ -1,60 +1,86 @@
 #!/usr/bin/env python3
-"""Times a training step of the workloads of `examples/step_time` on the CPU, beside PyTorch, in alternating rounds.
+"""Times a training step of the workloads of `examples/step_time` on CPUs, beside PyTorch, in alternating rounds.
 
-Usage: benches/step_time.py [--rounds N] [--threads N] [--workloads LIST] [--before PROGRAM] [--python PYTHON] [--table]
+Usage: benches/step_time.py [--rounds N] [--workloads LIST] [--threads LIST] [--ranks LIST] [--seconds N] [--before PROGRAM] [--python PYTHON] [--table]
 
-Appends to docs/benchmarks/step_time.jsonl and prints a table of medians with quartiles. Each is measured with the widest instructions of the
-processor and limited to AVX2, as far as a library can be told: Paceline's kernels by PACELINE_ISA, PyTorch's by ATEN_CPU_CAPABILITY,
-ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS. PROGRAM is an earlier build of the example to compare with, PYTHON one that has PyTorch. `--table` prints the table of the newest
-run again. Build the example first: `cargo build --release -p paceline --example step_time`.
+Appends to docs/benchmarks/step_time.jsonl and prints a table of medians with quartiles. One rank has each number of threads, with the widest
+instructions of the processor and limited to AVX2, as far as a library can be told: Paceline's kernels by PACELINE_ISA, PyTorch's by
+ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_ENABLE_INSTRUCTIONS. Several ranks have one thread each: `paceline run`, and PyTorch's
+DistributedDataParallel on Gloo. PYTHON is one that has PyTorch, in eager mode and, if a C++ compiler is there, compiled by torch.compile. PROGRAM is an earlier build of
+the example to compare with. A run stops after about N seconds (5). `--table` prints the table of the newest run again.
+Build first: `cargo build --release -p paceline --bin paceline --example step_time`. CARGO_TARGET_DIR is heeded.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from statistics import median, quantiles
 
 from results import ROOT, Results, path
 
 OUT = path("step_time.jsonl")
-PROGRAM = ROOT / "target/release/examples/step_time"
+BUILT = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
+PROGRAM = BUILT / "examples/step_time"
 PEER = ROOT / "tools/gpu/peer_step.py"
 # Memory that a step frees is kept for the next, in huge pages, for both libraries; see docs/programs.md.
 KEPT = {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.hugetlb=1"}
 AVX2 = {"PACELINE_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-STEPS = ["--steps", "15", "--warmup", "3"]
+ISAS = {"widest": {}, "avx2": AVX2}
 
 
-def seconds(command, threads, variables):
+def command(library, options, ranks):
+    if library in ("paceline", "before"):
+        program = [str(PROGRAM) if library == "paceline" else options.before]
+        return program if ranks == 1 else [str(BUILT / "paceline"), "run", "--nproc-per-node", str(ranks), *program]
+    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [options.python, *launch, str(PEER), "--device", "cpu", *(["--compile"] if library == "torch, compiled" else [])]
+
+
+def seconds(words, threads, variables):
     counts = {name: str(threads) for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")}
-    done = subprocess.run(command, env={**os.environ, **counts, **KEPT, **variables}, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env={**os.environ, **counts, **KEPT, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{command[0]} failed: {done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])["step_seconds"]
+        sys.exit(f"{' '.join(words)} failed: {done.stderr}")
+    # A launcher puts the rank before the object.
+    line = next(line for line in reversed(done.stdout.splitlines()) if "step_seconds" in line)
+    return json.loads(line[line.index("{") :])["step_seconds"]
 
 
 def table(lines):
-    setup = lines[0]
-    print(f"\n{setup['machine']}, {lines[1]['threads']} thread(s), commit {setup['commit']}\n")
-    print("| workload | library | instructions | step, ms (quartiles) | PyTorch's time by this one's |\n|---|---|---|---:|---:|")
-    times = {}
-    for line in lines:
-        if line["record"] == "step":
-            times.setdefault((line["workload"], line["library"], line["isa"]), []).append(line["seconds"])
-    for (workload, library, isa), all_seconds in times.items():
-        low, _, high = quantiles(all_seconds, n=4) if len(all_seconds) > 1 else all_seconds * 3
-        peer = times.get((workload, "torch", isa))
-        ratio = f"{median(theirs / ours for theirs, ours in zip(peer, all_seconds)):.2f}" if peer else ""
-        print(f"| {workload} | {library} | {isa} | {median(all_seconds) * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {ratio} |")
+    steps = [line for line in lines if line["record"] == "step"]
+    libraries = list(dict.fromkeys(line["library"] for line in steps))
+    print(f"\n{lines[0]['machine']}, commit {lines[0]['commit']}; ms a step: median (quartiles)\n")
+    print(f"| workload | ranks x threads | instructions | {' | '.join(libraries)} | PyTorch's best by Paceline |")
+    print("|---|---|---|" + "---:|" * (len(libraries) + 1))
+    rows = {}
+    for line in steps:
+        row = rows.setdefault((line["workload"], f"{line.get('ranks', 1)} x {line['threads']}", line["isa"]), {})
+        row.setdefault(line["library"], []).append(line["seconds"])
+    for key, times in rows.items():
+        cells = [cell(times[library]) if library in times else "" for library in libraries]
+        peers = [times[library] for library in times if library.startswith("torch")]
+        best = min(peers, key=median, default=[])
+        ratio = f"{median(theirs / ours for theirs, ours in zip(best, times['paceline'])):.2f}" if best else ""
+        print(f"| {' | '.join([*key, *cells, ratio])} |")
+
+
+def cell(times):
+    low, middle, high = (f"{time * 1e3:.1f}" for time in (quantiles(times, n=4) if len(times) > 1 else times * 3))
+    return f"{middle} ({low} to {high})"
 
 
 def main():
+    numbers = lambda text: [int(number) for number in text.split(",")]
     parser = argparse.ArgumentParser(usage=__doc__.split("Usage: ")[1].split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--workloads", default="mlp,resnet20,gpt")
+    parser.add_argument("--workloads", default="mlp,resnet20,gpt,resnet50,vit")
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4])
+    parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--before")
     parser.add_argument("--python")
     parser.add_argument("--table", action="store_true")
@@ -62,25 +88,30 @@ def main():
     if options.table:
         lines = [json.loads(line) for line in OUT.read_text().splitlines()]
         return table([line for line in lines if line["started"] == lines[-1]["started"]])
-    libraries = {"paceline": [str(PROGRAM)]}
+    libraries = ["paceline"]
     if options.before:
-        libraries["before"] = [options.before]
+        libraries.append("before")
     if options.python:
-        libraries["torch"] = [options.python, str(PEER), "--device", "cpu"]
-    for command in libraries.values():
-        if not os.access(command[0], os.X_OK):
-            parser.error(f"there is no program {command[0]}")
+        libraries.append("torch")
+        if shutil.which("g++"):
+            libraries.append("torch, compiled")
+    for program in (PROGRAM, BUILT / "paceline", options.before, options.python):
+        if program and not os.access(program, os.X_OK):
+            parser.error(f"there is no program {program}")
+    # Ranks, threads of each, instructions.
+    places = [(1, threads, isa) for threads in options.threads for isa in ISAS if 1 in options.ranks]
+    places += [(ranks, 1, "widest") for ranks in options.ranks if ranks > 1]
+    limits = ["--steps", "15", "--warmup", "3", "--seconds", str(options.seconds)]
     results = Results(OUT, PROGRAM)
     for number in range(options.rounds):
         for workload in options.workloads.split(","):
-            for library, command in libraries.items():
-                for isa, variables in {"widest": {}, "avx2": AVX2}.items():
-                    if library == "before" and isa == "avx2":
-                        # It chooses by itself.
-                        continue
-                    taken = seconds([*command, "--workload", workload, *STEPS], options.threads, variables)
-                    print(f"round {number + 1}: {workload}, {library}, {isa}: {taken * 1e3:.1f} ms", file=sys.stderr)
-                    results.add(record="step", round=number, threads=options.threads, workload=workload, library=library, isa=isa, seconds=taken)
+            for ranks, threads, isa in places:
+                for library in libraries:
+                    words = [*command(library, options, ranks), "--workload", workload, *limits]
+                    place = {"workload": workload, "library": library, "ranks": ranks, "threads": threads, "isa": isa}
+                    taken = seconds(words, threads, ISAS[isa])
+                    print(f"round {number + 1}: {', '.join(map(str, place.values()))}: {taken * 1e3:.1f} ms", file=sys.stderr)
+                    results.add(record="step", round=number, **place, seconds=taken)
     table(results.end())
 
 

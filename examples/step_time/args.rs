@@ -9,15 +9,17 @@ use paceline::{Backend, CommHook, CommHookParseError, Precision, Reduction};
 use super::workloads::Workload;
 use super::workloads::mlp::Mlp;
 use super::workloads::resnet20::ResNet20;
+use super::workloads::resnet50::ResNet50;
+use super::workloads::vit::Vit;
 
 pub(crate) const USAGE: &str = "\
 usage: step_time [OPTION]...
 
-  --workload NAME  mlp, resnet20 or gpt; default: all three in turn
+  --workload NAME  mlp, resnet20, gpt, resnet50 or vit; default: the first three in turn
   --steps N        steps to time (30)
   --warmup N       untimed steps before them (5)
   --seconds N      approximate time limit per workload; runs fewer steps if they are slow
-  --batch N        samples per shard (128, 64 and 8)
+  --batch N        samples per shard (128, 64, 8, 4 and 8)
   --shards N       shards per step (one per rank)
   --device NAME    device: cpu, cuda, vulkan, metal or rocm (cpu)
   --precision NAME compute type: f32, or bf16 with weights in f32 (f32)
@@ -26,6 +28,9 @@ usage: step_time [OPTION]...
   --comm-hook NAME how gradients travel between ranks, as in paceline train (none)
   --losses         print each step's loss, and the hash of the final weights
   --trace FILE     write a trace of one more step; needs --workload";
+
+const SMALL: [&str; 3] = [Mlp::NAME, ResNet20::NAME, Gpt::NAME];
+const LARGE: [&str; 2] = [ResNet50::NAME, Vit::NAME];
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Args {
@@ -73,7 +78,7 @@ impl Args {
             match word.as_str() {
                 "--workload" => {
                     let name = value()?;
-                    if ![Mlp::NAME, ResNet20::NAME, Gpt::NAME].contains(&name.as_str()) {
+                    if !SMALL.iter().chain(&LARGE).any(|known| *known == name) {
                         return Err(format!("there is no workload {name}"));
                     }
                     args.workload = Some(name);
@@ -130,7 +135,10 @@ impl Args {
     }
 
     pub(crate) fn wants(&self, workload: &str) -> bool {
-        self.workload.as_deref().is_none_or(|name| name == workload)
+        match self.workload.as_deref() {
+            Some(name) => name == workload,
+            None => SMALL.contains(&workload),
+        }
     }
 }
 

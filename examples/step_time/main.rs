@@ -1,4 +1,5 @@
-//! How long a training step takes: a perceptron, ResNet-20 and a small GPT, on any device and any number of ranks.
+//! How long a training step takes: a perceptron, ResNet-20, a small GPT, ResNet-50 and ViT-Tiny, on any device and any number of
+//! ranks.
 //!
 //! ```text
 //! cargo build --release --example step_time
@@ -7,10 +8,10 @@
 //! ```
 //!
 //! Rank 0 prints one JSON object per workload. A step is timed from a barrier to the moment when the device is idle;
-//! `streamed_seconds` is the time per step without waiting for the device in between. `--losses` adds a line per step and the
-//! weights' SHA-256 at the end, which is the same on one and two ranks with equal `--shards`. Waiting for every loss takes
-//! time, so such a run's figures are not comparable with others. With `--seconds`, all ranks agree after the third step how
-//! many more steps fit; `steps` is then the number timed.
+//! `streamed_seconds` is the time per step without waiting for the device in between, and `page_faults` are those of such a
+//! step. `--losses` adds a line per step and the weights' SHA-256 at the end, which is the same on one and two ranks with equal
+//! `--shards`. Waiting for every loss takes time, so such a run's figures are not comparable with others. With `--seconds`, all
+//! ranks agree after the third step how many more steps fit; `steps` is then the number timed.
 
 mod args;
 mod workloads;
@@ -34,6 +35,8 @@ use args::{Args, USAGE};
 use workloads::Workload;
 use workloads::mlp::Mlp;
 use workloads::resnet20::ResNet20;
+use workloads::resnet50::ResNet50;
+use workloads::vit::Vit;
 
 /// As in the PyTorch script, so that both do the same work.
 const LEARNING_RATE: f64 = 1e-3;
@@ -76,6 +79,12 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     if args.wants(Gpt::NAME) {
         measure::<Gpt>(args, &group, &device)?;
+    }
+    if args.wants(ResNet50::NAME) {
+        measure::<ResNet50>(args, &group, &device)?;
+    }
+    if args.wants(Vit::NAME) {
+        measure::<Vit>(args, &group, &device)?;
     }
     Ok(())
 }
@@ -138,12 +147,14 @@ fn measure<W: Workload>(
         line["weights_sha256"] = weights::sha256(&weights::export(&net)).into();
     } else {
         group.barrier()?;
-        let start = Instant::now();
+        let (start, faults) = (Instant::now(), page_faults());
         for _ in 0..steps {
             (net, _) = run.step(net)?;
         }
         run.finish(device)?;
         line["streamed_seconds"] = (start.elapsed().as_secs_f64() / steps as f64).into();
+        let more = page_faults().zip(faults).map(|(now, before)| now - before);
+        line["page_faults"] = more.map(|more| more as f64 / steps as f64).into();
     }
     if let Some(path) = &args.trace {
         let timeline = run.traced(net, device)?;
@@ -255,6 +266,14 @@ impl<W: Workload> Run<W> {
         let net = self.optimizer.step(LEARNING_RATE, net, reduced.grads);
         Ok((net, reduced.timeline))
     }
+}
+
+/// Page faults of this process so far that needed no disk, on Linux.
+fn page_faults() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // A name with spaces, in brackets, comes before.
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_whitespace().nth(7)?.parse().ok()
 }
 
 /// Prints a line on rank 0.
@@ -373,6 +392,8 @@ mod tests {
         check::<Mlp>(1_863_690);
         check::<ResNet20>(272_282);
         check::<Gpt>(3_323_392);
+        check::<ResNet50>(25_557_032);
+        check::<Vit>(5_717_416);
     }
 
     #[test]
@@ -386,5 +407,7 @@ mod tests {
         check::<Mlp>([2, 10]);
         check::<ResNet20>([2, 10]);
         check::<Gpt>([256, 512]);
+        check::<ResNet50>([2, 1000]);
+        check::<Vit>([2, 1000]);
     }
 }

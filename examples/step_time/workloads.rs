@@ -1,7 +1,9 @@
-//! The three timed workloads: their shapes, synthetic data and sizes.
+//! The timed workloads: their shapes, synthetic data and sizes.
 
 pub(crate) mod mlp;
 pub(crate) mod resnet20;
+pub(crate) mod resnet50;
+pub(crate) mod vit;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -10,6 +12,8 @@ use paceline::nn::gpt::{Gpt, GptConfig};
 
 use mlp::Mlp;
 use resnet20::ResNet20;
+use resnet50::ResNet50;
+use vit::Vit;
 
 /// A model and its data.
 pub(crate) trait Workload: Module {
@@ -76,6 +80,54 @@ impl Workload for ResNet20 {
         device: &Device,
     ) -> (Tensor<4>, Tensor<1, Int>) {
         images([batch, 3, 32, 32], shard, precision, device)
+    }
+
+    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
+        self.forward(input)
+    }
+}
+
+impl Workload for ResNet50 {
+    type Input = Tensor<4>;
+
+    const NAME: &'static str = "resnet50";
+    const BATCH: usize = 4;
+
+    fn new(device: &Device) -> Self {
+        Self::new(device)
+    }
+
+    fn samples(
+        batch: usize,
+        shard: usize,
+        precision: Precision,
+        device: &Device,
+    ) -> (Tensor<4>, Tensor<1, Int>) {
+        images([batch, 3, 224, 224], shard, precision, device)
+    }
+
+    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
+        self.forward(input)
+    }
+}
+
+impl Workload for Vit {
+    type Input = Tensor<4>;
+
+    const NAME: &'static str = "vit";
+    const BATCH: usize = 8;
+
+    fn new(device: &Device) -> Self {
+        Self::new(device)
+    }
+
+    fn samples(
+        batch: usize,
+        shard: usize,
+        precision: Precision,
+        device: &Device,
+    ) -> (Tensor<4>, Tensor<1, Int>) {
+        images([batch, 3, 224, 224], shard, precision, device)
     }
 
     fn scores(&self, input: Tensor<4>) -> Tensor<2> {

@@ -1,5 +1,5 @@
 //! Speed of each kernel on one thread, for the layers of common networks: GFLOP/s and the share of what fused multiply-adds on registers
-//! reach in the same rounds.
+//! reach in the same rounds. A layer's FLOP/byte are those for each byte of its tensors, read or written once: benches/pictures.py draws them.
 //!
 //! Usage: cargo bench -p paceline-kernels [-- --rounds N] [ISA]
 
@@ -63,9 +63,9 @@ fn main() {
 fn print(kernels: Kernels, rounds: usize, least: Duration) {
     println!("{}, one thread, medians of {rounds} rounds", kernels.isa());
     println!(
-        "| layer | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
+        "| layer | FLOP/byte | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
     );
-    println!("|---|---:|---:|---:|---:|");
+    println!("|---|---:|---:|---:|---:|---:|");
     for (name, [images, channels, side, outputs, taps, stride]) in CONVS {
         let conv = Conv {
             input: [images, channels, side, side],
@@ -82,6 +82,7 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
             values(conv.output()),
         );
         let flops = 2 * gradient.len() * channels * taps * taps;
+        let intensity = intensity(flops, x.len() + weight.len() + gradient.len());
         let [y, of_input, of_weight, peak] = medians(rounds, |_| {
             [
                 rate(flops, least, || kernels.conv(&conv, &x, &weight, None)),
@@ -96,13 +97,13 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
         });
         let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
         let [y, of_input, of_weight] = [y, of_input, of_weight].map(share);
-        println!("| {name} | {y} | {of_input} | {of_weight} | {peak:.1} |");
+        println!("| {name} | {intensity} | {y} | {of_input} | {of_weight} | {peak:.1} |");
     }
     println!();
     println!(
-        "| linear layer | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
+        "| linear layer | FLOP/byte | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
     );
-    println!("|---|---:|---:|---:|---:|");
+    println!("|---|---:|---:|---:|---:|---:|");
     for (name, [rows, inputs, outputs]) in LINEARS {
         let values = |count: usize| vec![0.5_f32; count];
         let (x, weight, gradient) = (
@@ -121,6 +122,7 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
         let of_input = gemm([rows, inputs, outputs], false, true);
         let of_weight = gemm([inputs, outputs, rows], true, false);
         let flops = 2 * rows * inputs * outputs;
+        let intensity = intensity(flops, x.len() + weight.len() + gradient.len());
         let [y, of_input, of_weight, peak] = medians(rounds, |_| {
             [
                 rate(flops, least, || kernels.gemm(&of_output, &x, &weight, None)),
@@ -135,7 +137,7 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
         });
         let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
         let [y, of_input, of_weight] = [y, of_input, of_weight].map(share);
-        println!("| {name} | {y} | {of_input} | {of_weight} | {peak:.1} |");
+        println!("| {name} | {intensity} | {y} | {of_input} | {of_weight} | {peak:.1} |");
     }
     println!("\n| batch norm | forward, GB/s | backward, GB/s | copy, GB/s |");
     println!("|---|---:|---:|---:|");
@@ -167,29 +169,38 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
     print_attention(kernels, rounds, least);
     print_rows(kernels, rounds, least);
     print_values(kernels, rounds, least);
+    print_memory(rounds, least);
 }
 
-/// Causal attention: two products, and five in the backward pass, of which half is seen.
+/// Attention: two products, and five in the backward pass. If it is causal, half of each is seen.
 fn print_attention(kernels: Kernels, rounds: usize, least: Duration) {
-    println!("\n| causal attention | output, GFLOP/s | gradients | multiply-adds on registers |");
-    println!("|---|---:|---:|---:|");
-    for [sequences, heads, length, width] in [[8, 4, 128, 64], [2, 12, 512, 64], [1, 8, 2048, 64]] {
+    const CASES: [(bool, [usize; 4]); 4] = [
+        (true, [8, 4, 128, 64]),
+        (true, [2, 12, 512, 64]),
+        (true, [1, 8, 2048, 64]),
+        (false, [8, 3, 197, 64]),
+    ];
+    println!(
+        "\n| attention | FLOP/byte | output, GFLOP/s | FLOP/byte | gradients | multiply-adds on registers |"
+    );
+    println!("|---|---:|---:|---:|---:|---:|");
+    for (causal, [sequences, heads, length, width]) in CASES {
         let attention = Attention {
             sequences,
             heads,
             queries: length,
             keys: length,
             width,
-            causal: true,
+            causal,
         };
         let x = vec![0.5_f32; sequences * length * heads * width];
         let inputs = [&x[..]; 3];
         let (_, sums) = kernels.attention(&attention, inputs);
-        let flops = sequences * heads * length * length * width;
+        let product = if causal { 1 } else { 2 } * x.len() * length;
         let [output, gradients, peak] = medians(rounds, |_| {
             [
-                rate(2 * flops, least, || kernels.attention(&attention, inputs)),
-                rate(5 * flops, least, || {
+                rate(2 * product, least, || kernels.attention(&attention, inputs)),
+                rate(5 * product, least, || {
                     kernels.attention_gradients(&attention, inputs, &sums, &x, &x)
                 }),
                 peak(kernels, least),
@@ -197,10 +208,32 @@ fn print_attention(kernels: Kernels, rounds: usize, least: Duration) {
         });
         let share = |rate: f64| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak);
         let [output, gradients] = [output, gradients].map(share);
+        let forward = intensity(2 * product, 4 * x.len());
+        let backward = intensity(5 * product, 8 * x.len());
+        let kind = if causal { "causal" } else { "full" };
         println!(
-            "| {sequences} x {length} x {heads} x {width} | {output} | {gradients} | {peak:.1} |"
+            "| {kind}, {sequences} x {length} x {heads} x {width} | {forward} | {output} | {backward} | {gradients} | {peak:.1} |"
         );
     }
+}
+
+/// Operations for each byte of so many values, as a table has it.
+fn intensity(flops: usize, values: usize) -> String {
+    format!("{:.1}", flops as f64 / (4 * values) as f64)
+}
+
+/// What memory gives to one thread.
+fn print_memory(rounds: usize, least: Duration) {
+    // Far more than a core's share of the caches, but in tests.
+    let mib = if least.is_zero() { 1 } else { 256 };
+    let x = vec![0.5_f32; mib << 18];
+    let to = RefCell::new(x.clone());
+    let [copy] = medians(rounds, |_| {
+        [rate(8 * x.len(), least, || {
+            to.borrow_mut().copy_from_slice(black_box(&x));
+        })]
+    });
+    println!("\nmemory: {copy:.1} GB/s read and written by a copy of {mib} MiB");
 }
 
 /// Kernels of rows: the bytes that they must read and write for each second.
