@@ -148,7 +148,8 @@ BY_WEIGHT = sorted(KINDS, key=lambda kind: kind[0] == "convolution: output")
 def kind_of(frames):
     if "kernel.kallsyms" in frames[0]:
         return SYSTEM
-    names = [re.sub(r"\+0x[0-9a-f]+ \(.*|::h[0-9a-f]{16}.*", "", frame.split(None, 1)[1]) for frame in frames]
+    # An address, a name, and a file in brackets; before that, the name's hash.
+    names = [re.sub(r"(::h[0-9a-f]{16})? \([^()]*\)$", "", frame.split(None, 1)[1]) for frame in frames]
     for kind, pattern in BY_WEIGHT:
         if any(re.search(pattern, name) for name in names):
             return kind
