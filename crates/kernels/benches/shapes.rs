@@ -196,7 +196,7 @@ fn print_attention(kernels: Kernels, rounds: usize, least: Duration) {
         let x = vec![0.5_f32; sequences * length * heads * width];
         let inputs = [&x[..]; 3];
         let (_, sums) = kernels.attention(&attention, inputs);
-        let product = if causal { 1 } else { 2 } * x.len() * length;
+        let product = x.len() * length * if causal { 1 } else { 2 };
         let [output, gradients, peak] = medians(rounds, |_| {
             [
                 rate(2 * product, least, || kernels.attention(&attention, inputs)),
