@@ -230,7 +230,7 @@ fn print_memory(rounds: usize, least: Duration) {
     let to = RefCell::new(x.clone());
     let [copy] = medians(rounds, |_| {
         [rate(8 * x.len(), least, || {
-            to.borrow_mut().copy_from_slice(black_box(&x));
+            black_box(&mut to.borrow_mut()[..]).copy_from_slice(black_box(&x));
         })]
     });
     println!("\nmemory: {copy:.1} GB/s read and written by a copy of {mib} MiB");
