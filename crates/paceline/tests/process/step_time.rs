@@ -25,7 +25,7 @@ fn run(folder: &Path, workload: &str, ranks: usize, more: &str) -> Vec<Value> {
 #[test]
 fn its_workloads_have_the_same_bits_on_one_rank_and_on_two() {
     let folder = tempdir().expect("a folder");
-    for workload in ["mlp", "resnet20", "gpt", "resnet50", "vit"] {
+    for workload in ["mlp", "resnet20", "gpt"] {
         let [one, two] = [1, 2].map(|ranks| {
             let lines = run(folder.path(), workload, ranks, "--losses");
             let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
