@@ -31,6 +31,10 @@ pub(super) use landed::{Arrived, Flight, Landed};
 /// Buckets that are on their way to the other ranks while the next is filled, if their memory is pooled. Two were no faster.
 pub(crate) const IN_FLIGHT: usize = 1;
 
+/// A gradient behind the one of a parameter that comes after it.
+const LATE: &str = "a gradient came out of order, after its bucket had been completed without it: the backward pass of this version of Burn \
+                    runs hooks in another order";
+
 /// The buckets of one rank, from the first shard of a step to the last.
 pub(super) struct Blocks {
     plan: Arc<BucketPlan>,
@@ -352,6 +356,14 @@ impl Blocks {
     fn pass_over(&mut self, place: (usize, usize)) {
         // Where buckets are gated, they are in the order of blocks.
         let is_gated = self.open.is_some();
+        let has_passed = self
+            .leaf
+            .as_ref()
+            .is_some_and(|leaf| leaf.is_ordered && place < leaf.awaited);
+        if has_passed && self.live[place.0].fill[place.1] == Fill::Merged {
+            // It must not be lost silently, however unlikely it is.
+            self.failed = self.failed.take().or(Some(DdpError::Backend(LATE)));
+        }
         while let Some(leaf) = self
             .leaf
             .as_mut()
