@@ -110,7 +110,7 @@ impl ProcessGroup {
         let asked = self.ask(&buffer, call)?;
         let len = buffer.len();
         let (call, operand) = self.prepare(buffer, &asked)?;
-        Ticket::over(self.member().executor.run(call, operand), len).wait()
+        Done::of(self.member().executor.run(call, operand), len)
     }
 
     /// Replaces the root's buffer by the reduction of all ranks' buffers. The contents elsewhere are unspecified afterwards.
@@ -311,7 +311,7 @@ impl ProcessGroup {
         (ask, starts): &Asked,
     ) -> Result<(Call, Operand), Error> {
         self.check_own(ask.kind, &buffer)?;
-        let call = self.call::<T>(ask, true)?;
+        let call = self.call(ask, T::DTYPE, true)?;
         if let Some(ReduceOp::PreMulSum(factor)) = ask.reduce {
             buffer.premultiply(factor);
         }

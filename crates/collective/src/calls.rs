@@ -308,7 +308,7 @@ impl ProcessGroup {
         let call = Call {
             header: Header {
                 dtype: None,
-                ..self.header::<u8>(&ask, false)
+                ..self.header(&ask, DType::U8, false)
             },
             spec: self.spec(&ask, LINE_BYTES),
         };
@@ -316,7 +316,7 @@ impl ProcessGroup {
     }
 
     pub(crate) fn in_place<T: Element>(&self, ask: Ask, data: &mut [T]) -> Result<(), Error> {
-        let call = self.call::<T>(&ask, false)?;
+        let call = self.call(&ask, T::DTYPE, false)?;
         if let Some(ReduceOp::PreMulSum(factor)) = ask.reduce {
             let start = data.as_mut_ptr().cast::<u8>();
             // SAFETY: one slice of the dtype, onto itself.
@@ -328,7 +328,7 @@ impl ProcessGroup {
     }
 
     fn apart<T: Element>(&self, ask: Ask, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let call = self.call::<T>(&ask, false)?;
+        let call = self.call(&ask, T::DTYPE, false)?;
         let scaled;
         let input = match ask.reduce {
             Some(ReduceOp::PreMulSum(factor)) => {
@@ -342,12 +342,13 @@ impl ProcessGroup {
         self.member().executor.run(call, operand).map(drop)
     }
 
-    /// A call that all ranks make alike. `shared`: its memory is the group's own, which peers can work on.
-    pub(crate) fn call<T: Element>(&self, ask: &Ask, shared: bool) -> Result<Call, Error> {
-        self.check_reduce::<T>(ask.kind, ask.reduce)?;
-        let mut spec = self.spec(ask, LINE_BYTES / size_of::<T>());
-        let mut header = self.header::<T>(ask, shared);
-        spec.algorithm = self.algorithm::<T>(ask);
+    /// A call that all ranks make alike. `shared`: its memory is the group's own, which peers can work on. Not generic over the type:
+    /// it is compiled here, once, and not in each user's crate with that crate's optimiser.
+    pub(crate) fn call(&self, ask: &Ask, dtype: DType, shared: bool) -> Result<Call, Error> {
+        self.check_reduce(ask.kind, ask.reduce, dtype)?;
+        let mut spec = self.spec(ask, LINE_BYTES / dtype.bytes());
+        let mut header = self.header(ask, dtype, shared);
+        spec.algorithm = self.algorithm(ask, dtype);
         header.algorithm = spec.algorithm;
         Ok(Call { header, spec })
     }
@@ -363,7 +364,7 @@ impl ProcessGroup {
         }
     }
 
-    fn header<T: Element>(&self, ask: &Ask, shared: bool) -> Header {
+    fn header(&self, ask: &Ask, dtype: DType, shared: bool) -> Header {
         let member = self.member();
         let total = ask.pattern.longest();
         let leaves = ask.tree.as_ref().unwrap_or(&member.tree).leaves();
@@ -372,8 +373,8 @@ impl ProcessGroup {
             true => 1,
             false => self.world(),
         };
-        let piece = PIECE_BYTES_MAX / size_of::<T>() / slots;
-        let piece = piece.next_multiple_of(LINE_BYTES / size_of::<T>());
+        let piece = PIECE_BYTES_MAX / dtype.bytes() / slots;
+        let piece = piece.next_multiple_of(LINE_BYTES / dtype.bytes());
         Header {
             operation: Operation {
                 kind: ask.kind,
@@ -381,7 +382,7 @@ impl ProcessGroup {
                 bucket: ask.bucket,
             },
             reduce: ask.reduce.map(ReduceOp::compared),
-            dtype: Some(T::DTYPE),
+            dtype: Some(dtype),
             algorithm: Algorithm::Direct,
             total,
             piece: match shared || !member.stages {
@@ -394,7 +395,7 @@ impl ProcessGroup {
         }
     }
 
-    fn algorithm<T: Element>(&self, ask: &Ask) -> Algorithm {
+    fn algorithm(&self, ask: &Ask, dtype: DType) -> Algorithm {
         let member = self.member();
         let kind = ask.pattern.kind;
         let slots = match kind {
@@ -402,15 +403,15 @@ impl ProcessGroup {
             _ => 1,
         };
         let wanted = member.options.algorithm.of(kind);
-        let sixteen_bit = matches!(T::DTYPE, DType::F16 | DType::BF16);
+        let sixteen_bit = matches!(dtype, DType::F16 | DType::BF16);
         let situation = Situation {
             kind,
-            bytes: ask.pattern.longest() * slots * size_of::<T>(),
+            bytes: ask.pattern.longest() * slots * dtype.bytes(),
             tree: ask.tree.as_ref().unwrap_or(&member.tree),
             hosts: &member.hosts,
             sixteen_bit,
             // A caller that brings a tree asks for its bits. Half precision is rounded once unless the user wants otherwise.
-            ordered: T::DTYPE.is_float() && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
+            ordered: dtype.is_float() && (ask.tree.is_some() || sixteen_bit && wanted.is_none()),
             wanted,
         };
         let choice = choose(&situation);
@@ -420,12 +421,13 @@ impl ProcessGroup {
         choice.algorithm
     }
 
-    pub(crate) fn check_reduce<T: Element>(
+    fn check_reduce(
         &self,
         kind: OpKind,
         reduce: Option<ReduceOp>,
+        dtype: DType,
     ) -> Result<(), Error> {
-        let checked = reduce.map_or(Ok(()), |op| op.check(T::DTYPE));
+        let checked = reduce.map_or(Ok(()), |op| op.check(dtype));
         checked.map_err(|reason| self.refuse(kind, reason))
     }
 

@@ -35,6 +35,16 @@ pub struct Done<T: Element> {
     pub timing: OpTiming,
 }
 
+impl<T: Element> Done<T> {
+    /// Of an operation on a buffer of `len` elements.
+    pub(crate) fn of(settled: Settled, len: usize) -> Result<Self, Error> {
+        settled.map(|(region, timing)| Self {
+            buffer: Buffer::new(region.expect("the operation owned its memory"), len),
+            timing,
+        })
+    }
+}
+
 /// An operation on its way. It runs whether or not anybody waits; dropping the ticket drops the result.
 #[derive(Debug)]
 pub struct Ticket<T: Element> {
@@ -83,14 +93,14 @@ impl<T: Element> Ticket<T> {
             Some((executor, seq)) => executor.settle(seq, &self.outcome),
             None => self.outcome.wait(),
         };
-        self.done(settled)
+        Done::of(settled, self.len)
     }
 
     /// Waits for the result, but at most `limit`; gives the ticket back when the operation is still on its way.
     pub fn wait_timeout(self, limit: Duration) -> Result<Result<Done<T>, Error>, Self> {
         self.advance();
         match self.outcome.wait_for(limit) {
-            Some(settled) => Ok(self.done(settled)),
+            Some(settled) => Ok(Done::of(settled, self.len)),
             None => Err(self),
         }
     }
@@ -113,13 +123,6 @@ impl<T: Element> Ticket<T> {
     fn executor(&self) -> Option<(Arc<Executor>, u64)> {
         let (executor, seq) = self.source.as_ref()?;
         Some((executor.upgrade()?, *seq))
-    }
-
-    fn done(&self, settled: Settled) -> Result<Done<T>, Error> {
-        settled.map(|(region, timing)| Done {
-            buffer: Buffer::new(region.expect("tickets are for owned memory"), self.len),
-            timing,
-        })
     }
 }
 
