@@ -294,7 +294,7 @@ impl Engine {
         }
         if let Some(calls) = team.compare(&call.header)? {
             match &mut self.means.streams {
-                Some(streams) => streams.differ(&call.header, &calls, runner.spin(), wait)?,
+                Some(streams) => streams.differ(&call.header, &calls, runner, wait)?,
                 None => match common_piece(&calls).filter(|_| first == 0) {
                     // No rank has touched anything yet. All see the same calls, so all begin again alike.
                     Some(piece) => return Ok(Came::Cut(piece)),
@@ -302,12 +302,14 @@ impl Engine {
                 },
             }
         }
-        ground.resolve(team, &call.header, lending == Lending::Inline)?;
+        let inline = lending == Lending::Inline;
+        ground.resolve(team, inline, &mut self.means.pointers)?;
         let ready = self.means.rounds(Some(team), &ground, wait, runner)?;
-        if lending != Lending::Inline {
+        if !inline {
             team.meet(wait, runner)?;
             ground.unstage_last();
         }
+        ground.end(&mut self.means.pointers);
         self.sent
             .fetch_add(prepared.sent_bytes(size), Ordering::Relaxed);
         Ok(Came::Ready(ready))
@@ -337,7 +339,7 @@ impl Means {
         let mut ready = Instant::now();
         let (scratch, pointers) = (&mut self.scratch, &mut self.pointers);
         if let Some(streams) = self.streams.as_mut().filter(|_| rounds.is_empty()) {
-            return streams.meet(ground.header(), runner.spin(), wait);
+            return streams.meet(ground.header(), runner, wait);
         }
         for (index, round) in rounds.iter().enumerate() {
             if let Some(team) = team.filter(|_| index > 0) {
@@ -353,7 +355,7 @@ impl Means {
             // other's what their tasks say.
             let came = unsafe {
                 streams.round(
-                    &ground.step(index, runner.spin()),
+                    &ground.step(index, runner),
                     &mut |task, inputs, _, len, outputs| {
                         ground.compute(task, len, inputs, outputs, scratch);
                     },

@@ -76,6 +76,7 @@ mod message;
 mod named;
 mod options;
 mod p2p;
+mod pace;
 mod plan;
 mod runner;
 mod socket;

@@ -12,7 +12,7 @@ pub(crate) enum Runner {
 }
 
 impl Runner {
-    /// Longest time to spin where every rank has a core.
+    /// Longest time to spin where every rank has a core, unless somebody has [just been woken](crate::pace).
     ///
     /// A futex costs about 5 us to sleep on and wake from: spinning for a few times that pays for a caller. The
     /// communication thread stays below what a context switch would cost the computing thread.

@@ -19,7 +19,7 @@ mod lane;
 mod tests;
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::board::{Board, Item};
 pub(crate) use self::cut::LANES_MAX;
@@ -28,7 +28,9 @@ use self::frame::{DIFFERENT, FRAME_BYTES, Frame, MEETING};
 use self::lane::{INBOX_BYTES, Lane};
 use crate::call::{Header, agree};
 use crate::error::Error;
+use crate::pace::Pace;
 use crate::plan::{Place, Plan, Spot, Task};
+use crate::runner::Runner;
 use crate::socket::Socket;
 use crate::status::OpWait;
 
@@ -60,8 +62,7 @@ pub(crate) struct RoundStep<'a> {
     pub(crate) index: usize,
     pub(crate) element_bytes: usize,
     pub(crate) memory: &'a dyn Memory,
-    /// How long to spin where every rank has a core.
-    pub(crate) spin: Duration,
+    pub(crate) runner: Runner,
 }
 
 /// One rank's connections to the peers that it shares no memory with.
@@ -78,6 +79,7 @@ pub(crate) struct Streams {
     active: Vec<usize>,
     /// Whether every rank has a core, so that spinning does not keep a peer from running.
     cores_for_all: bool,
+    pace: Pace,
 }
 
 /// One peer: its connections, and what is exchanged with it at the moment.
@@ -135,6 +137,7 @@ impl Streams {
             board: Board::default(),
             active: Vec::new(),
             cores_for_all: cores >= world,
+            pace: Pace::default(),
         })
     }
 
@@ -156,10 +159,10 @@ impl Streams {
     pub(crate) fn meet(
         &mut self,
         header: &Header,
-        spin: Duration,
+        runner: Runner,
         wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
-        self.heads(header, MEETING, None, spin, wait)
+        self.heads(header, MEETING, None, runner, wait)
     }
 
     /// In the place of a call's first round where the calls of this host, `calls`, differ: exchanges calls with all
@@ -168,14 +171,14 @@ impl Streams {
         &mut self,
         header: &Header,
         calls: &[(usize, Header)],
-        spin: Duration,
+        runner: Runner,
         wait: &OpWait<'_>,
     ) -> Result<(), Error> {
         if self.peers.len() > COMPARED_WORLD_MAX {
             // Not all of them listen to this rank now; they are told why the group ends.
             return agree(calls);
         }
-        self.heads(header, DIFFERENT, Some(calls), spin, wait)
+        self.heads(header, DIFFERENT, Some(calls), runner, wait)
             .map(drop)
     }
 
@@ -185,7 +188,7 @@ impl Streams {
         header: &Header,
         round: u32,
         calls: Option<&[(usize, Header)]>,
-        spin: Duration,
+        runner: Runner,
         wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
         self.board.clear();
@@ -199,7 +202,7 @@ impl Streams {
         }
         let mut nothing = |_: &Task, _: &[*const u8], _: usize, _: usize, _: &[*mut u8]| {};
         // SAFETY: there are no tasks, no items, and so no addresses.
-        unsafe { self.drive(&[], header, (round, calls), spin, &mut nothing, wait) }
+        unsafe { self.drive(&[], header, (round, calls), runner, &mut nothing, wait) }
     }
 
     /// Does one round; returns when the last peer's head had come (of a round other than the first: of those that send).
@@ -230,7 +233,7 @@ impl Streams {
         }
         let round = (step.index as u32, None);
         // SAFETY: the caller's contract.
-        unsafe { self.drive(step.tasks(), step.header, round, step.spin, fold, wait) }
+        unsafe { self.drive(step.tasks(), step.header, round, step.runner, fold, wait) }
     }
 
     /// # Safety
@@ -241,7 +244,7 @@ impl Streams {
         tasks: &[Task],
         header: &Header,
         (round, calls): (u32, Option<&[(usize, Header)]>),
-        spin: Duration,
+        runner: Runner,
         fold: &mut FoldPiece<'_>,
         wait: &OpWait<'_>,
     ) -> Result<Instant, Error> {
@@ -255,7 +258,8 @@ impl Streams {
             tasks,
             header,
             round,
-            spin: self.cores_for_all.then_some(spin),
+            runner: self.cores_for_all.then_some(runner),
+            pace: &mut self.pace,
             wait,
         };
         // SAFETY: the caller's contract.

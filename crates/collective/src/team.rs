@@ -18,7 +18,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use self::meeting::Meeting;
+use self::meeting::{Cores, Meeting};
 use self::protocol::Board;
 use crate::call::{HEADER_WORDS, Header};
 use crate::error::Error;
@@ -252,6 +252,12 @@ impl Board for Team {
 
     fn sleepers(&self) -> &AtomicU32 {
         &self.shown[0].control.control().sleepers
+    }
+}
+
+impl Cores for Team {
+    fn core(&self, member: usize) -> &AtomicU32 {
+        &self.shown[member].control.control().core
     }
 }
 

@@ -34,7 +34,7 @@ mod sync {
 
 use std::sync::Arc;
 
-use protocol::{Asleep, Board, arrive, complete};
+use protocol::{Arrival, Asleep, Board, arrive, complete};
 use shuttle::thread;
 use sync::{AtomicU32, Ordering};
 
@@ -82,7 +82,8 @@ impl Board for View<'_> {
 
 /// A meeting as `Meeting::meet` holds it, with `looks` looks before sleep.
 fn meet(board: &View<'_>, me: usize, target: u32, looks: usize) {
-    if arrive(board, me, target) || (0..looks).any(|_| complete(board, target)) {
+    let arrival = arrive(board, me, target);
+    if arrival != Arrival::Early || (0..looks).any(|_| complete(board, target)) {
         return;
     }
     let asleep = Asleep::register(board);

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use super::prepared::Prepared;
 use crate::call::{Call, Header};
@@ -11,6 +10,7 @@ use crate::error::Error;
 use crate::fold::{self, Fold, Scratch};
 use crate::memory::{Cell, Home, Operand, Region};
 use crate::plan::{Layout, Place, Plan, Round, Space, Spot, Task};
+use crate::runner::Runner;
 use crate::stream::{Memory, RoundStep};
 use crate::team::Team;
 
@@ -21,14 +21,17 @@ use crate::team::Team;
 /// *Units*: bytes.
 const STREAMING_BYTES_MIN: usize = 32 << 20;
 
-/// Room for a task's pointers, kept between calls.
+/// Room for pointers, kept between calls.
 #[derive(Debug, Default)]
 pub(super) struct Pointers {
+    /// Of a task.
     inputs: Vec<*const u8>,
     outputs: Vec<*mut u8>,
+    /// See [`Ground::bases`].
+    bases: Vec<[Option<NonNull<u8>>; 2]>,
 }
 
-// SAFETY: empty but for the time of a call to `Ground::run`.
+// SAFETY: what is in them is not used after the call that put it there.
 unsafe impl Send for Pointers {}
 
 /// One piece of a call, laid out.
@@ -171,14 +174,14 @@ impl<'a> Ground<'a> {
     }
 
     /// A round for the connections to run.
-    pub(super) fn step(&'a self, index: usize, spin: Duration) -> RoundStep<'a> {
+    pub(super) fn step(&'a self, index: usize, runner: Runner) -> RoundStep<'a> {
         RoundStep {
             header: &self.call.header,
             plan: &self.prepared.plan,
             index,
             element_bytes: self.size,
             memory: self,
-            spin,
+            runner,
         }
     }
 
@@ -205,9 +208,12 @@ impl<'a> Ground<'a> {
     pub(super) fn resolve(
         &mut self,
         team: &Team,
-        header: &Header,
         inline: bool,
+        pointers: &mut Pointers,
     ) -> Result<(), Error> {
+        let header = &self.call.header;
+        self.bases = std::mem::take(&mut pointers.bases);
+        self.bases.clear();
         self.bases.resize(self.prepared.layouts_len(), [None; 2]);
         for (rank, space) in self.prepared.touched.iter().copied() {
             if !team.has(rank) {
@@ -220,6 +226,11 @@ impl<'a> Ground<'a> {
             };
         }
         Ok(())
+    }
+
+    /// Gives back what [`resolve`](Self::resolve) has taken.
+    pub(super) fn end(self, pointers: &mut Pointers) {
+        pointers.bases = self.bases;
     }
 
     /// Runs the tasks of a round whose spots are all in reach.

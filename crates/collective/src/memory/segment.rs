@@ -8,6 +8,7 @@
 //!     +128    1024 bytes of data                      lent by copy: the next operation uses the other cell
 //! byte 1280   cell 1                  the same for those of odd number
 //! byte 2432   bell, sleepers          what ranks sleep on; only the first rank's is used
+//! byte 2496   core                    where this rank waited last
 //! byte 4096   arena                   the rank's buffers
 //! ```
 #![allow(unsafe_code)]
@@ -48,6 +49,9 @@ pub(crate) struct Control {
     pub(crate) bell: AtomicU32,
     /// Ranks that sleep, or are about to.
     pub(crate) sleepers: AtomicU32,
+    apart: [u64; 7],
+    /// The core that this rank waited on last, plus one.
+    pub(crate) core: AtomicU32,
 }
 
 /// Data that fits the line that peers look at anyway.
@@ -89,6 +93,7 @@ impl Cell {
 const _: () = assert!(std::mem::offset_of!(Control, cells) == 128);
 const _: () = assert!(size_of::<Cell>() == 1152);
 const _: () = assert!(std::mem::offset_of!(Control, bell) == 2432);
+const _: () = assert!(std::mem::offset_of!(Control, core) == 2496);
 const _: () = assert!(size_of::<Control>() <= CONTROL_BYTES);
 
 /// What a rank has its host's others map: its control page, new in each generation of the group, and its arena, which stays.

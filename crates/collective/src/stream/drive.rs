@@ -12,7 +12,9 @@ use super::lane;
 use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
 use crate::error::Error;
+use crate::pace::Pace;
 use crate::plan::Task;
+use crate::runner::Runner;
 use crate::socket::End;
 use crate::status::OpWait;
 
@@ -38,9 +40,31 @@ pub(super) struct Drive<'a> {
     pub(super) tasks: &'a [Task],
     pub(super) header: &'a Header,
     pub(super) round: u32,
-    /// How long to spin; none when the ranks share cores.
-    pub(super) spin: Option<Duration>,
+    /// Who spins; none when the ranks share cores.
+    pub(super) runner: Option<Runner>,
+    pub(super) pace: &'a mut Pace,
     pub(super) wait: &'a OpWait<'a>,
+}
+
+/// A time in which nothing moves.
+struct Idle {
+    since: Instant,
+    /// How long to look.
+    limit: Duration,
+    turns: u32,
+    slept: bool,
+}
+
+impl Idle {
+    fn now(pace: Pace, runner: Option<Runner>) -> Self {
+        let since = Instant::now();
+        Self {
+            since,
+            limit: runner.map_or(Duration::ZERO, |runner| pace.look(since, runner)),
+            turns: 0,
+            slept: false,
+        }
+    }
 }
 
 impl Drive<'_> {
@@ -52,7 +76,7 @@ impl Drive<'_> {
     /// As [`Streams::round`](super::Streams::round).
     pub(super) unsafe fn run(mut self, fold: &mut FoldPiece<'_>) -> Result<Instant, Error> {
         let mut ready = None;
-        let mut idle: Option<(Instant, u32)> = None;
+        let mut idle: Option<Idle> = None;
         let mut first = true;
         loop {
             // SAFETY: the caller's contract.
@@ -63,6 +87,9 @@ impl Drive<'_> {
                 progress |= unsafe { self.board.work(self.peers, self.tasks, fold) };
             }
             first = false;
+            if progress && let Some(idle) = idle.take().filter(|idle| idle.slept) {
+                *self.pace = self.pace.after_sleep(idle.since, Instant::now());
+            }
             if ready.is_none() && self.all(|peer| !peer.awaited) {
                 ready = Some(Instant::now());
             }
@@ -72,12 +99,12 @@ impl Drive<'_> {
                     return Err(self.no_difference());
                 }
                 if !differs && self.is_done() {
+                    // What this rank has sent may have woken peers.
+                    *self.pace = self.pace.after_waking(Instant::now());
                     return Ok(ready);
                 }
             }
-            if progress {
-                idle = None;
-            } else if !self.spins(&mut idle) {
+            if !progress && !self.spins(&mut idle) {
                 // A peer that asks must hear that this rank waits itself, or would blame it.
                 self.wait.publish();
                 if let Err(error) = self.wait.check(|| self.missing()) {
@@ -90,6 +117,7 @@ impl Drive<'_> {
                     continue;
                 }
                 self.sleep(differs);
+                idle.iter_mut().for_each(|idle| idle.slept = true);
             }
         }
     }
@@ -158,19 +186,19 @@ impl Drive<'_> {
     }
 
     /// Whether to look again instead of sleeping.
-    fn spins(&self, idle: &mut Option<(Instant, u32)>) -> bool {
-        let (since, turns) = idle.get_or_insert_with(|| (Instant::now(), 0));
-        *turns += 1;
-        let Some(limit) = self.spin else {
+    fn spins(&self, idle: &mut Option<Idle>) -> bool {
+        let idle = idle.get_or_insert_with(|| Idle::now(*self.pace, self.runner));
+        idle.turns += 1;
+        if self.runner.is_none() {
             std::thread::yield_now();
-            return *turns <= YIELDS;
-        };
-        let spun = since.elapsed();
+            return idle.turns <= YIELDS;
+        }
+        let spun = idle.since.elapsed();
         // Other programs use the cores too: the peer may be waiting for this very one.
         if spun >= ALONE {
             std::thread::yield_now();
         }
-        spun < limit
+        spun < idle.limit
     }
 
     /// Until a socket is ready for what is still to be done, at most a slice.

@@ -209,7 +209,7 @@ fn a_meeting_ends_when_all_have_come() {
                 for turn in 1..=3 {
                     came.fetch_add(1, Ordering::SeqCst);
                     streams
-                        .meet(&header, Duration::ZERO, &wait(&status, &header, LONG))
+                        .meet(&header, Runner::CommThread, &wait(&status, &header, LONG))
                         .unwrap();
                     assert!(came.load(Ordering::SeqCst) >= turn * world);
                 }

@@ -33,15 +33,29 @@ pub(crate) fn complete(board: &impl Board, target: u32) -> bool {
         .all(|member| reached(board.progress(member).load(Ordering::SeqCst), target))
 }
 
-/// Publishes that this member has come; whether it was the last. The last one rings.
-pub(crate) fn arrive(board: &impl Board, me: usize, target: u32) -> bool {
+/// How a member has come to a meeting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    /// Others are missing.
+    Early,
+    /// As the last, and nobody slept.
+    Last,
+    /// As the last, and it woke those who slept.
+    Rang,
+}
+
+/// Publishes that this member has come. The last one rings.
+pub(crate) fn arrive(board: &impl Board, me: usize, target: u32) -> Arrival {
     board.progress(me).store(target, Ordering::SeqCst);
-    let last = complete(board, target);
-    if last && board.sleepers().load(Ordering::SeqCst) > 0 {
-        board.bell().fetch_add(1, Ordering::SeqCst);
-        wake_all(board.bell());
+    if !complete(board, target) {
+        return Arrival::Early;
     }
-    last
+    if board.sleepers().load(Ordering::SeqCst) == 0 {
+        return Arrival::Last;
+    }
+    board.bell().fetch_add(1, Ordering::SeqCst);
+    wake_all(board.bell());
+    Arrival::Rang
 }
 
 /// A registration as sleeper, given back on every way out.

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use super::job::{Job, LONG, alone, header, spot, task, unix_pair, wires};
 use crate::error::Error;

@@ -3,6 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use paceline_rendezvous::auth::Side;
 use paceline_rendezvous::page::JobPage;
@@ -295,7 +296,7 @@ impl Job {
                 index,
                 element_bytes: 4,
                 memory: &memory,
-                spin: Duration::from_micros(20),
+                runner: Runner::Caller,
             };
             // SAFETY: the addresses are those of vectors that live until all threads are done; ranks that share memory
             // meet between rounds.
@@ -460,7 +461,7 @@ pub(super) fn alone(
             rank,
             all: &all,
         },
-        spin: Duration::ZERO,
+        runner: Runner::CommThread,
     };
     // SAFETY: the addresses are those of vectors that live until the end of this function.
     unsafe { streams.round(&step, &mut fold, &wait(&status, header, limit)) }
