@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use paceline_kernels::{AdamW, Attention, BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
+use paceline_kernels::{AdamW, After, Attention, BatchNorm, Conv, Gemm, Isa, Kernels, LayerNorm};
 
 /// Shortest time of a measurement.
 const MEASURED: Duration = Duration::from_millis(20);
@@ -150,14 +150,21 @@ fn print(kernels: Kernels, rounds: usize, least: Duration) {
         };
         let count = images * channels * positions;
         let (x, ones) = (vec![0.5_f32; count], vec![1.0; channels]);
-        let (_, moments) = kernels.batch_norm(&norm, &x, &ones, &ones);
+        let (_, moments) = kernels.batch_norm(&norm, &x, [&ones; 2], After::Nothing);
         let [forward, backward, copy] = medians(rounds, |_| {
             [
                 rate(8 * count, least, || {
-                    kernels.batch_norm(&norm, &x, &ones, &ones)
+                    kernels.batch_norm(&norm, &x, [&ones; 2], After::Nothing)
                 }),
                 rate(12 * count, least, || {
-                    kernels.batch_norm_gradients(&norm, &x, &ones, &moments, &x)
+                    kernels.batch_norm_gradients(
+                        &norm,
+                        &x,
+                        [&ones; 2],
+                        &moments,
+                        After::Nothing,
+                        &x,
+                    )
                 }),
                 rate(8 * count, least, || black_box(&x).to_vec()),
             ]

@@ -9,7 +9,7 @@ const COST: usize = 32;
 impl Kernels {
     /// `x` where it is above 0, and 0 elsewhere. NaN stays NaN.
     pub fn relu(self, x: &[f32]) -> Vec<f32> {
-        map(self, [x; 2], 1, |x, _| if x <= 0.0 { 0.0 } else { x })
+        map(self, [x; 2], 1, |x, _| relu(x))
     }
 
     /// The gradient of [`Kernels::relu`]'s input, from its output and that of the output.
@@ -18,9 +18,7 @@ impl Kernels {
     ///
     /// If the slices have different lengths.
     pub fn relu_gradient(self, output: &[f32], gradient: &[f32]) -> Vec<f32> {
-        map(self, [output, gradient], 1, |output, gradient| {
-            if output <= 0.0 { 0.0 } else { gradient }
-        })
+        map(self, [output, gradient], 1, relu_gradient)
     }
 
     /// `x * P(x)` for each value, `P(x) = (1 + erf(x / sqrt(2))) / 2` being the probability that a normal variable lies below `x`.
@@ -49,6 +47,16 @@ impl Kernels {
             gradient * x.mul_add(density, below)
         })
     }
+}
+
+#[inline(always)]
+pub(crate) fn relu(x: f32) -> f32 {
+    if x <= 0.0 { 0.0 } else { x }
+}
+
+#[inline(always)]
+pub(crate) fn relu_gradient(output: f32, gradient: f32) -> f32 {
+    if output <= 0.0 { 0.0 } else { gradient }
 }
 
 /// The probability that a normal variable with variance 1 lies below `x`, and its density there.

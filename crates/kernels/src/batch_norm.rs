@@ -4,10 +4,11 @@
 
 use std::mem::MaybeUninit;
 
+use crate::activations::{relu, relu_gradient};
 use crate::isa::{Kernels, Task};
 use crate::registers::Register;
 use crate::sums::{moments, sums};
-use crate::threads::{each_mut, written};
+use crate::threads::{each_mut, written, written_beside};
 
 /// Batch normalisation of values of this shape: each channel by the mean and the variance of its values in all images.
 ///
@@ -19,7 +20,7 @@ use crate::threads::{each_mut, written};
 ///
 /// *Example*:
 /// ```
-/// use paceline_kernels::{BatchNorm, Kernels};
+/// use paceline_kernels::{After, BatchNorm, Kernels};
 ///
 /// let norm = BatchNorm {
 ///     images: 2,
@@ -27,7 +28,8 @@ use crate::threads::{each_mut, written};
 ///     positions: 2,
 ///     epsilon: 0.0,
 /// };
-/// let (y, moments) = Kernels::of_process()?.batch_norm(&norm, &[1.0, 3.0, 5.0, 7.0], &[1.0], &[0.0]);
+/// let (x, kernels) = ([1.0, 3.0, 5.0, 7.0], Kernels::of_process()?);
+/// let (y, moments) = kernels.batch_norm(&norm, &x, [&[1.0], &[0.0]], After::Nothing);
 /// assert_eq!((moments.mean[0], moments.variance[0]), (4.0, 5.0));
 /// assert!((y[3] - 3.0 / 5.0_f32.sqrt()).abs() < 1e-6);
 /// # Ok::<(), paceline_kernels::IsaError>(())
@@ -42,6 +44,17 @@ pub struct BatchNorm {
     pub positions: usize,
     /// Added to the variance, against division by zero.
     pub epsilon: f64,
+}
+
+/// What a batch normalisation's values go through in the same pass over memory, with the bits of passes of their own.
+#[derive(Clone, Copy, Debug)]
+pub enum After<'a> {
+    /// Nothing.
+    Nothing,
+    /// [`Kernels::relu`].
+    Relu,
+    /// A sum, then [`Kernels::relu`]. The values are those that are added, and for the gradients those of the output.
+    AddRelu(&'a [f32]),
 }
 
 /// Mean and variance of each channel.
@@ -62,6 +75,26 @@ pub struct BatchNormGradients {
     pub gamma: Vec<f32>,
     /// Of the shift of each channel.
     pub beta: Vec<f32>,
+    /// Of what [`After::AddRelu`] adds, in the shape of the input.
+    pub added: Option<Vec<f32>>,
+}
+
+impl<'a> After<'a> {
+    /// Its values, or else these.
+    fn values(self, or: &'a [f32]) -> &'a [f32] {
+        match self {
+            Self::AddRelu(values) => values,
+            Self::Nothing | Self::Relu => or,
+        }
+    }
+
+    /// What belongs to a part of the input.
+    fn part(self, from: usize, len: usize) -> Self {
+        match self {
+            Self::AddRelu(values) => Self::AddRelu(&values[from..][..len]),
+            Self::Nothing | Self::Relu => self,
+        }
+    }
 }
 
 impl BatchNorm {
@@ -81,10 +114,20 @@ impl BatchNorm {
     fn inverse(&self, variance: f32) -> f64 {
         1.0 / (f64::from(variance) + self.epsilon).sqrt()
     }
+
+    /// Mean, scale and shift of each channel.
+    fn factors(&self, [gamma, beta]: [&[f32]; 2], moments: &Moments) -> Vec<[f32; 3]> {
+        (0..self.channels)
+            .map(|channel| {
+                let scale = f64::from(gamma[channel]) * self.inverse(moments.variance[channel]);
+                [moments.mean[channel], scale as f32, beta[channel]]
+            })
+            .collect()
+    }
 }
 
 impl Kernels {
-    /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, with the moments of `x`.
+    /// `(x - mean) / sqrt(variance + epsilon) * gamma + beta`, with the moments of `x`, and what comes after it.
     ///
     /// *Shape*: `x` and the result are `[images, channels, positions]`; `gamma` and `beta` have a value for each channel.
     ///
@@ -95,10 +138,10 @@ impl Kernels {
         self,
         norm: &BatchNorm,
         x: &[f32],
-        gamma: &[f32],
-        beta: &[f32],
+        [gamma, beta]: [&[f32]; 2],
+        after: After<'_>,
     ) -> (Vec<f32>, Moments) {
-        norm.check(&[x], &[gamma, beta]);
+        norm.check(&[x, after.values(x)], &[gamma, beta]);
         let (channels, positions) = (norm.channels, norm.positions);
         let mut planes = vec![[0.0; 2]; norm.images * channels];
         each_mut(&mut planes, 1, 2 * x.len(), |first, planes| {
@@ -118,15 +161,11 @@ impl Kernels {
                 .map(|(_, variance)| *variance as f32)
                 .collect(),
         };
-        let factors: Vec<[f32; 3]> = (0..channels)
-            .map(|channel| {
-                let scale = f64::from(gamma[channel]) * norm.inverse(moments.variance[channel]);
-                [moments.mean[channel], scale as f32, beta[channel]]
-            })
-            .collect();
+        let factors = norm.factors([gamma, beta], &moments);
         let fill = |first: usize, y: &mut [MaybeUninit<f32>]| {
             self.run(Scale {
                 x: &x[first * positions..][..y.len()],
+                after: after.part(first * positions, y.len()),
                 positions,
                 first,
                 factors: &factors,
@@ -149,26 +188,49 @@ impl Kernels {
         self,
         norm: &BatchNorm,
         x: &[f32],
-        gamma: &[f32],
+        [gamma, beta]: [&[f32]; 2],
         moments: &Moments,
+        after: After<'_>,
         gradient: &[f32],
     ) -> BatchNormGradients {
-        norm.check(&[x, gradient], &[gamma, &moments.mean, &moments.variance]);
+        norm.check(
+            &[x, gradient, after.values(x)],
+            &[gamma, beta, &moments.mean, &moments.variance],
+        );
         let (channels, positions) = (norm.channels, norm.positions);
-        let mut planes = vec![[0.0; 2]; norm.images * channels];
-        each_mut(&mut planes, 1, 2 * x.len(), |first, planes| {
+        let scales = norm.factors([gamma, beta], moments);
+        let products = |first: usize, added: &mut [MaybeUninit<f32>], planes: &mut [[f32; 2]]| {
             let range = first * positions..(first + planes.len()) * positions;
             self.run(PlaneProducts {
                 x: &x[range.clone()],
-                gradient: &gradient[range],
+                gradient: &gradient[range.clone()],
+                after: after.part(range.start, range.len()),
                 positions,
                 first,
-                mean: &moments.mean,
+                factors: &scales,
+                added,
                 planes,
             });
-        });
+        };
+        let mut planes = vec![[0.0; 2]; norm.images * channels];
+        let added = match after {
+            After::AddRelu(_) => {
+                // SAFETY: it writes a value for each of `x`.
+                let added = unsafe {
+                    let all = (x.len(), positions);
+                    written_beside(all, (&mut planes, 1), 2 * x.len(), products)
+                };
+                Some(added)
+            }
+            After::Nothing | After::Relu => {
+                let products = |first, planes: &mut [_]| products(first, &mut [], planes);
+                each_mut(&mut planes, 1, 2 * x.len(), products);
+                None
+            }
+        };
+        let gradient = added.as_deref().unwrap_or(gradient);
         let count = (norm.images * positions) as f64;
-        let of_channels: Vec<([f32; 4], [f32; 2])> = (0..channels)
+        let of_channels: Vec<([f32; 2], [f32; 2])> = (0..channels)
             .map(|channel| {
                 let [mut sum, mut product] = [0.0; 2];
                 for plane in planes.iter().skip(channel).step_by(channels) {
@@ -178,10 +240,7 @@ impl Kernels {
                 let inverse = norm.inverse(moments.variance[channel]);
                 let scale = f64::from(gamma[channel]) * inverse;
                 let of_distance = -scale * product * inverse * inverse / count;
-                let factors =
-                    [scale, of_distance, -scale * sum / count].map(|factor| factor as f32);
-                let [scale, of_distance, shift] = factors;
-                let factors = [moments.mean[channel], scale, of_distance, shift];
+                let factors = [of_distance, -scale * sum / count].map(|factor| factor as f32);
                 (factors, [(product * inverse) as f32, sum as f32])
             })
             .collect();
@@ -191,8 +250,10 @@ impl Kernels {
             self.run(Combine {
                 x: &x[range.clone()],
                 gradient: &gradient[range],
+                is_rectified: matches!(after, After::Relu),
                 positions,
                 first,
+                scales: &scales,
                 factors: &factors,
                 out,
             });
@@ -203,6 +264,7 @@ impl Kernels {
             input,
             gamma: parameters.iter().map(|[gamma, _]| *gamma).collect(),
             beta: parameters.iter().map(|[_, beta]| *beta).collect(),
+            added,
         }
     }
 }
@@ -244,9 +306,12 @@ impl Task for PlaneMoments<'_> {
 struct PlaneProducts<'a> {
     x: &'a [f32],
     gradient: &'a [f32],
+    after: After<'a>,
     positions: usize,
     first: usize,
-    mean: &'a [f32],
+    factors: &'a [[f32; 3]],
+    /// The gradients before [`After::AddRelu`], of which the sums are then.
+    added: &'a mut [MaybeUninit<f32>],
     planes: &'a mut [[f32; 2]],
 }
 
@@ -260,18 +325,43 @@ impl Task for PlaneProducts<'_> {
             .x
             .chunks_exact(positions)
             .zip(self.gradient.chunks_exact(positions));
-        for (number, ((x, gradient), plane)) in (self.first..).zip(pairs.zip(self.planes)) {
-            let mean = R::splat(self.mean[number % self.mean.len()]);
-            *plane = sums(gradient, x, |[sum, product], gradient: R, x: R| {
-                [sum.add(gradient), gradient.mul_add(x.sub(mean), product)]
-            });
+        for (at, ((x, gradient), plane)) in pairs.zip(self.planes).enumerate() {
+            let factors = self.factors[(self.first + at) % self.factors.len()];
+            let [mean, scale, shift] = factors.map(R::splat);
+            let add = |[sum, product]: [R; 2], gradient: R, distance: R| {
+                [sum.add(gradient), gradient.mul_add(distance, product)]
+            };
+            *plane = match self.after {
+                After::Nothing => sums(gradient, x, |all, gradient: R, x: R| {
+                    add(all, gradient, x.sub(mean))
+                }),
+                After::Relu => sums(gradient, x, |all, gradient: R, x: R| {
+                    let distance = x.sub(mean);
+                    let output = distance.mul_add(scale, shift);
+                    add(all, gradient.where_positive(output), distance)
+                }),
+                After::AddRelu(output) => {
+                    let range = at * positions..(at + 1) * positions;
+                    let added = &mut self.added[range.clone()];
+                    let pairs = gradient.iter().zip(&output[range]);
+                    for (added, (gradient, output)) in added.iter_mut().zip(pairs) {
+                        added.write(relu_gradient(*output, *gradient));
+                    }
+                    // SAFETY: all were written.
+                    let gradient = unsafe { added.assume_init_ref() };
+                    sums(gradient, x, |all, gradient: R, x: R| {
+                        add(all, gradient, x.sub(mean))
+                    })
+                }
+            };
         }
     }
 }
 
-/// `(x - mean) * scale + shift` with the factors of each plane's channel.
+/// `(x - mean) * scale + shift` with the factors of each plane's channel, and what comes after it.
 struct Scale<'a> {
     x: &'a [f32],
+    after: After<'a>,
     positions: usize,
     first: usize,
     factors: &'a [[f32; 3]],
@@ -283,15 +373,27 @@ impl Task for Scale<'_> {
 
     #[inline(always)]
     fn run<R: Register>(self) {
+        match self.after {
+            After::Nothing => self.each(|value, _| value),
+            After::Relu => self.each(|value, _| relu(value)),
+            After::AddRelu(_) => self.each(|value, added| relu(value + added)),
+        }
+    }
+}
+
+impl Scale<'_> {
+    #[inline(always)]
+    fn each(self, after: impl Fn(f32, f32) -> f32) {
         let positions = self.positions.max(1);
         let pairs = self
             .x
             .chunks_exact(positions)
-            .zip(self.y.chunks_exact_mut(positions));
-        for (number, (x, y)) in (self.first..).zip(pairs) {
+            .zip(self.after.values(self.x).chunks_exact(positions));
+        let all = pairs.zip(self.y.chunks_exact_mut(positions));
+        for (number, ((x, added), y)) in (self.first..).zip(all) {
             let [mean, scale, shift] = self.factors[number % self.factors.len()];
-            for (x, y) in x.iter().zip(y) {
-                y.write((x - mean).mul_add(scale, shift));
+            for ((x, added), y) in x.iter().zip(added).zip(y) {
+                y.write(after((x - mean).mul_add(scale, shift), *added));
             }
         }
     }
@@ -301,9 +403,14 @@ impl Task for Scale<'_> {
 struct Combine<'a> {
     x: &'a [f32],
     gradient: &'a [f32],
+    /// Whether the gradient is that of [`After::Relu`].
+    is_rectified: bool,
     positions: usize,
     first: usize,
-    factors: &'a [[f32; 4]],
+    /// Mean, scale and shift of the output.
+    scales: &'a [[f32; 3]],
+    /// Distance and shift of the gradient.
+    factors: &'a [[f32; 2]],
     out: &'a mut [MaybeUninit<f32>],
 }
 
@@ -312,16 +419,31 @@ impl Task for Combine<'_> {
 
     #[inline(always)]
     fn run<R: Register>(self) {
+        match self.is_rectified {
+            true => self.each(relu_gradient),
+            false => self.each(|_, gradient| gradient),
+        }
+    }
+}
+
+impl Combine<'_> {
+    /// `gradient` is that of the norm alone, from its output and the gradient given.
+    #[inline(always)]
+    fn each(self, gradient: impl Fn(f32, f32) -> f32) {
         let positions = self.positions.max(1);
         let pairs = self
             .x
             .chunks_exact(positions)
             .zip(self.gradient.chunks_exact(positions));
         let all = pairs.zip(self.out.chunks_exact_mut(positions));
-        for (number, ((x, gradient), out)) in (self.first..).zip(all) {
-            let [mean, scale, of_distance, shift] = self.factors[number % self.factors.len()];
-            for ((x, gradient), out) in x.iter().zip(gradient).zip(out) {
-                out.write(gradient.mul_add(scale, (x - mean).mul_add(of_distance, shift)));
+        for (number, ((x, given), out)) in (self.first..).zip(all) {
+            let channel = number % self.factors.len();
+            let [mean, scale, output_shift] = self.scales[channel];
+            let [of_distance, shift] = self.factors[channel];
+            for ((x, given), out) in x.iter().zip(given).zip(out) {
+                let distance = x - mean;
+                let gradient = gradient(distance.mul_add(scale, output_shift), *given);
+                out.write(gradient.mul_add(scale, distance.mul_add(of_distance, shift)));
             }
         }
     }

@@ -10,7 +10,7 @@
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
 //! - [`Gemm`]: a product of two matrices.
 //! - [`Attention`]: fused, with its gradients.
-//! - [`BatchNorm`]: batch normalisation in training, with its gradients.
+//! - [`BatchNorm`]: batch normalisation in training, with a sum and an activation [`After`] it if need be, and its gradients.
 //! - [`LayerNorm`]: layer normalisation, and that by the root mean square, with their gradients.
 //! - [`Kernels::softmax`], [`Kernels::cross_entropy`]: probabilities from logits and the loss of a classifier, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
@@ -40,7 +40,7 @@ mod transpose;
 
 pub use adamw::AdamW;
 pub use attention::{Attention, AttentionGradients, AttentionSums};
-pub use batch_norm::{BatchNorm, BatchNormGradients, Moments};
+pub use batch_norm::{After, BatchNorm, BatchNormGradients, Moments};
 pub use conv::Conv;
 pub use cross_entropy::RowSums;
 pub use gemm::Gemm;

@@ -2,6 +2,8 @@
 
 use std::mem::MaybeUninit;
 
+use crate::activations::relu_gradient;
+
 /// A register of values. Its operations are those of IEEE 754 for each value.
 pub(crate) trait Register: Copy {
     /// Values in it.
@@ -18,6 +20,8 @@ pub(crate) trait Register: Copy {
     fn sub(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The values, with 0 where that of `output` is 0 or below.
+    fn where_positive(self, output: Self) -> Self;
 }
 
 /// Values that the compiler may put into registers, or not.
@@ -62,6 +66,12 @@ impl Register for Portable {
         let value = |at: usize| self.0[at].mul_add(factor.0[at], addend.0[at]);
         Self(std::array::from_fn(value))
     }
+
+    #[inline(always)]
+    fn where_positive(self, output: Self) -> Self {
+        let value = |at: usize| relu_gradient(output.0[at], self.0[at]);
+        Self(std::array::from_fn(value))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -81,7 +91,7 @@ mod x86 {
     // SAFETY, of all blocks below: only `Kernels` name these types, on processors that have the instructions. Loads and stores are
     // of as many values as the slice has, which is asserted.
     macro_rules! register {
-        ($name:ident, $register:ty, $len:literal, $set:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident) => {
+        ($name:ident, $register:ty, $len:literal, $set:ident, $load:ident, $store:ident, $add:ident, $sub:ident, $fma:ident, $where_positive:ident) => {
             #[derive(Clone, Copy)]
             pub(crate) struct $name($register);
 
@@ -125,6 +135,11 @@ mod x86 {
                 fn mul_add(self, factor: Self, addend: Self) -> Self {
                     Self(unsafe { $fma(self.0, factor.0, addend.0) })
                 }
+
+                #[inline(always)]
+                fn where_positive(self, output: Self) -> Self {
+                    Self(unsafe { $where_positive(self.0, output.0) })
+                }
             }
         };
     }
@@ -138,7 +153,8 @@ mod x86 {
         _mm256_storeu_ps,
         _mm256_add_ps,
         _mm256_sub_ps,
-        _mm256_fmadd_ps
+        _mm256_fmadd_ps,
+        where_positive_256
     );
     register!(
         Avx512,
@@ -149,6 +165,23 @@ mod x86 {
         _mm512_storeu_ps,
         _mm512_add_ps,
         _mm512_sub_ps,
-        _mm512_fmadd_ps
+        _mm512_fmadd_ps,
+        where_positive_512
     );
+
+    #[inline(always)]
+    unsafe fn where_positive_256(values: __m256, output: __m256) -> __m256 {
+        unsafe {
+            let is_below = _mm256_cmp_ps::<_CMP_LE_OQ>(output, _mm256_setzero_ps());
+            _mm256_andnot_ps(is_below, values)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn where_positive_512(values: __m512, output: __m512) -> __m512 {
+        unsafe {
+            let is_below = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(output, _mm512_setzero_ps());
+            _mm512_maskz_mov_ps(!is_below, values)
+        }
+    }
 }

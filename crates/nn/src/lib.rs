@@ -6,7 +6,8 @@
 //! - [`linear`]: a linear layer whose weight gradients a pass can leave for later; [`last_linear`], whose product a recomputed block
 //!   saves; [`product`] and [`scores`], for weights that are not a layer's.
 //! - [`conv2d`], [`batch_norm`], [`layer_norm`], [`relu`], [`gelu`]: Burn's own, faster on CPUs, with the same bits on any machine
-//!   (a `batch_norm` in training, of inputs with more dimensions than batch and features).
+//!   (a `batch_norm` in training, of inputs with more dimensions than batch and features). [`batch_norm_relu`] and
+//!   [`batch_norm_add_relu`] save passes over memory.
 //! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory.
 //! - [`gpt`]: a language model made of blocks.
@@ -44,7 +45,7 @@ pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
 pub use linear::{WeightGradients, last_linear, linear, product, scores};
 pub use loss::cross_entropy;
-pub use norm::{batch_norm, layer_norm};
+pub use norm::{batch_norm, batch_norm_add_relu, batch_norm_relu, layer_norm};
 pub use paceline_kernels::{Isa, IsaError, Kernels};
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};

@@ -3,8 +3,9 @@
 use burn::module::{Content, DisplaySettings, ModuleDisplay, Param, RunningState};
 use burn::nn::{BatchNorm, LayerNorm};
 use burn::tensor::Tensor;
-use paceline_kernels as kernels;
+use paceline_kernels::{self as kernels, After};
 
+use crate::activation::relu;
 use crate::tape::{Point, Slot};
 use crate::values::{self, Values, of_process};
 
@@ -34,17 +35,89 @@ use crate::values::{self, Values, of_process};
 /// assert_eq!(output.dims(), [2, 8, 5, 5]);
 /// ```
 pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor<D> {
+    of_batch(layer, input, Then::Nothing)
+}
+
+/// `relu(batch_norm(layer, input))` with the same bits, in fewer passes over memory.
+///
+/// *Shape*: as [`batch_norm`].
+///
+/// *Memory*: the input until the backward pass, and not the output.
+///
+/// # Panics
+///
+/// As [`conv2d`](crate::conv2d).
+pub fn batch_norm_relu<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor<D> {
+    of_batch(layer, input, Then::Relu)
+}
+
+/// `relu(batch_norm(layer, input) + residual)` with the same bits, in fewer passes over memory: the end of a residual block.
+///
+/// *Shape*: as [`batch_norm`]; `residual` is as `input`.
+///
+/// # Panics
+///
+/// As [`conv2d`](crate::conv2d), and if the sum panics.
+///
+/// *Source*: He and others 2016, "Deep Residual Learning for Image Recognition".
+pub fn batch_norm_add_relu<const D: usize>(
+    layer: &BatchNorm,
+    input: Tensor<D>,
+    residual: Tensor<D>,
+) -> Tensor<D> {
+    of_batch(layer, input, Then::AddRelu(residual))
+}
+
+/// What a batch norm's values go through.
+enum Then<const D: usize> {
+    Nothing,
+    Relu,
+    AddRelu(Tensor<D>),
+}
+
+impl<const D: usize> Then<D> {
+    fn residual(&self) -> Option<&Tensor<D>> {
+        match self {
+            Self::AddRelu(residual) => Some(residual),
+            Self::Nothing | Self::Relu => None,
+        }
+    }
+}
+
+/// What follows in the kernels: `values` are those of the residual or the output.
+fn after(is_rectified: bool, values: Option<&Values>) -> After<'_> {
+    match (is_rectified, values) {
+        (_, Some(values)) => After::AddRelu(values.slice()),
+        (true, None) => After::Relu,
+        (false, None) => After::Nothing,
+    }
+}
+
+fn of_batch<const D: usize>(layer: &BatchNorm, input: Tensor<D>, then: Then<D>) -> Tensor<D> {
     let (gamma, beta) = (layer.gamma.val(), layer.beta.val());
-    let is_training = input.device().is_autodiff() && layer.training.is_enabled();
-    let all = (Values::of(&input), Values::of(&gamma), Values::of(&beta));
-    let (Some(x), Some(scale), Some(shift)) = all else {
-        return layer.forward(input);
-    };
     let shape = input.dims();
     let positions: usize = shape.iter().skip(2).product();
-    if !is_training || positions < 2 || shape[1] != gamma.dims()[0] {
-        return layer.forward(input);
-    }
+    let fits = input.device().is_autodiff()
+        && layer.training.is_enabled()
+        && positions > 1
+        && shape[1] == gamma.dims()[0]
+        && then
+            .residual()
+            .is_none_or(|residual| residual.dims() == shape);
+    let (Some(x), Some(scale), Some(shift), Some(added), true) = (
+        Values::of(&input),
+        Values::of(&gamma),
+        Values::of(&beta),
+        Values::of_optional(then.residual()),
+        fits,
+    ) else {
+        let output = layer.forward(input);
+        return match then {
+            Then::Nothing => output,
+            Then::Relu => relu(output),
+            Then::AddRelu(residual) => relu(output + residual),
+        };
+    };
     let norm = kernels::BatchNorm {
         images: shape[0],
         channels: shape[1],
@@ -52,7 +125,10 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
         epsilon: layer.epsilon,
     };
     let kernels = of_process();
-    let (output, moments) = kernels.batch_norm(&norm, x.slice(), scale.slice(), shift.slice());
+    let is_rectified = !matches!(then, Then::Nothing);
+    let factors = [scale.slice(), shift.slice()];
+    let follows = after(is_rectified, added.as_ref());
+    let (output, moments) = kernels.batch_norm(&norm, x.slice(), factors, follows);
     for (running, batch) in [
         (&layer.running_mean, &moments.mean),
         (&layer.running_var, &moments.variance),
@@ -60,10 +136,13 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
         take_in(running, batch, layer.momentum);
     }
     let output = values::tensor(output, shape);
-    on_tape(output, input, gamma, Some(beta), move |given| {
-        let gradients =
-            kernels.batch_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given);
-        [gradients.input, gradients.gamma, gradients.beta]
+    let kept = added.map(|_| Values::of_gradient(&output));
+    let parents = (input, gamma, Some(beta), then.residual().cloned());
+    on_tape(output, parents, move |given| {
+        let factors = [scale.slice(), shift.slice()];
+        let follows = after(is_rectified, kept.as_ref());
+        let all = kernels.batch_norm_gradients(&norm, x.slice(), factors, &moments, follows, given);
+        ([all.input, all.gamma, all.beta], all.added)
     })
 }
 
@@ -121,24 +200,27 @@ pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor
     let shift = shift.as_ref().map(Values::slice);
     let (output, moments) = kernels.layer_norm(&norm, x.slice(), scale.slice(), shift);
     let output = values::tensor(output, shape);
-    on_tape(output, input, gamma, beta, move |given| {
+    on_tape(output, (input, gamma, beta, None), move |given| {
         let gradients =
             kernels.layer_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given);
-        [gradients.input, gradients.gamma, gradients.beta]
+        ([gradients.input, gradients.gamma, gradients.beta], None)
     })
 }
 
-/// `output` as that of a norm. `gradients` computes those of the input, gamma and beta from the output's.
+/// `output` as that of a norm with this input, gamma, beta and residual. `gradients` computes those of the first three, and of the residual,
+/// from the output's.
 fn on_tape<const D: usize>(
     output: Tensor<D>,
-    input: Tensor<D>,
-    gamma: Tensor<1>,
-    beta: Option<Tensor<1>>,
-    gradients: impl FnOnce(&[f32]) -> [Vec<f32>; 3] + Send + 'static,
+    (input, gamma, beta, residual): (Tensor<D>, Tensor<1>, Option<Tensor<1>>, Option<Tensor<D>>),
+    gradients: impl FnOnce(&[f32]) -> ([Vec<f32>; 3], Option<Vec<f32>>) + Send + 'static,
 ) -> Tensor<D> {
     let (shape, features) = (input.dims(), gamma.dims());
-    let slots = [(); 3].map(|()| Slot::default());
-    let mut tip = Point::origin(&input)
+    let slots = [(); 4].map(|()| Slot::default());
+    let mut tip = Point::origin(&input);
+    if let Some(residual) = residual {
+        tip = tip.deposit_from(residual, &slots[3]);
+    }
+    tip = tip
         .deposit_from(input, &slots[0])
         .deposit_from(gamma, &slots[1]);
     if let Some(beta) = beta {
@@ -146,10 +228,11 @@ fn on_tape<const D: usize>(
     }
     tip.output(output, move |of_output: Tensor<D>| {
         let given = Values::of_gradient(&of_output);
-        let [of_input, of_gamma, of_beta] = gradients(given.slice());
+        let ([of_input, of_gamma, of_beta], of_residual) = gradients(given.slice());
         slots[0].put(Some(values::tensor(of_input, shape)));
         slots[1].put(Some(values::tensor(of_gamma, features)));
         slots[2].put(Some(values::tensor(of_beta, features)));
+        slots[3].put(of_residual.map(|values| values::tensor(values, shape)));
     })
 }
 

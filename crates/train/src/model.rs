@@ -8,7 +8,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use paceline_ddp::in_f32;
-use paceline_nn::{batch_norm, conv2d, linear, relu, to_device};
+use paceline_nn::{batch_norm_relu, conv2d, linear, relu, to_device};
 
 use crate::config::ModelSize;
 use crate::data::Features;
@@ -121,9 +121,9 @@ impl ConvNet {
         let [channels, height, width] = self.image;
         let x = input.reshape([batch, channels, height, width]);
         let x = conv2d(&self.conv1, x);
-        let x = relu(in_f32(x, |x| batch_norm(&self.norm1, x)));
+        let x = in_f32(x, |x| batch_norm_relu(&self.norm1, x));
         let x = conv2d(&self.conv2, near(x, &self.conv2.weight));
-        let x = relu(in_f32(x, |x| batch_norm(&self.norm2, x)));
+        let x = in_f32(x, |x| batch_norm_relu(&self.norm2, x));
         let x: Tensor<2> = self.pool.forward(x).flatten(1, 3);
         let x = linear(&self.hidden, near(x, &self.hidden.weight));
         let x = self.dropout.forward(relu(x));

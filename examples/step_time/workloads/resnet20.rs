@@ -7,9 +7,9 @@ use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 use paceline::in_f32;
-use paceline::nn::{batch_norm, conv2d, linear, relu};
+use paceline::nn::{batch_norm_add_relu, batch_norm_relu, conv2d, linear};
 
 #[derive(Module, Debug)]
 pub(crate) struct ResNet20 {
@@ -39,7 +39,7 @@ impl ResNet20 {
 
     /// *Shape*: `[batch, 3, 32, 32]` to `[batch, 10]`.
     pub(crate) fn forward(&self, x: Tensor<4>) -> Tensor<2> {
-        let x = relu(self.stem.forward(x));
+        let x = self.stem.forward_relu(x);
         let x = self.blocks.iter().fold(x, |x, block| block.forward(x));
         linear(&self.head, self.pool.forward(x).flatten(1, 3))
     }
@@ -72,12 +72,12 @@ impl Block {
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.second.forward(relu(self.first.forward(x.clone())));
+        let y = self.first.forward_relu(x.clone());
         let x = match &self.shortcut {
             Some(shortcut) => conv2d(shortcut, x),
             None => x,
         };
-        relu(y + x)
+        self.second.forward_add_relu(y, x)
     }
 }
 
@@ -100,7 +100,14 @@ impl Convolution {
         }
     }
 
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        in_f32(conv2d(&self.kernel, x), |x| batch_norm(&self.norm, x))
+    fn forward_relu(&self, x: Tensor<4>) -> Tensor<4> {
+        in_f32(conv2d(&self.kernel, x), |x| batch_norm_relu(&self.norm, x))
+    }
+
+    fn forward_add_relu(&self, x: Tensor<4>, residual: Tensor<4>) -> Tensor<4> {
+        in_f32(conv2d(&self.kernel, x), |x| {
+            let residual = residual.cast(FloatDType::F32);
+            batch_norm_add_relu(&self.norm, x, residual)
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Batch normalisation against f64, and its bits on every instruction set and number of threads.
 
 use crate::support::{assert_close, everywhere, noise};
-use paceline_kernels::{BatchNorm, Kernels};
+use paceline_kernels::{After, BatchNorm, Kernels};
 
 /// `x` to the output, moments, and gradients of input, gamma and beta, in f64.
 fn expected(norm: &BatchNorm, x: &[f32], gamma: &[f32], beta: &[f32], g: &[f32]) -> [Vec<f64>; 6] {
@@ -37,8 +37,10 @@ fn run(norm: &BatchNorm, x: &[f32]) -> ([Vec<f32>; 6], [Vec<f64>; 6]) {
     let beta = noise(7, norm.channels);
     let g = noise(8, x.len());
     let got = everywhere(|kernels: Kernels| {
-        let (y, moments) = kernels.batch_norm(norm, x, &gamma, &beta);
-        let gradients = kernels.batch_norm_gradients(norm, x, &gamma, &moments, &g);
+        let factors = [&gamma[..], &beta];
+        let (y, moments) = kernels.batch_norm(norm, x, factors, After::Nothing);
+        let gradients =
+            kernels.batch_norm_gradients(norm, x, factors, &moments, After::Nothing, &g);
         [
             y,
             moments.mean,
@@ -105,10 +107,49 @@ fn one_number_that_is_not_finite_spoils_its_channel_only() {
     let mut x = noise(3, 160);
     x[3] = f32::INFINITY;
     let [y] = everywhere(|kernels| {
-        let (y, _) = kernels.batch_norm(&norm, &x, &[1.0; 2], &[0.0; 2]);
+        let (y, _) = kernels.batch_norm(&norm, &x, [&[1.0; 2], &[0.0; 2]], After::Nothing);
         [y]
     });
     for (at, value) in y.iter().enumerate() {
         assert_eq!(value.is_finite(), at / 40 % 2 == 1, "{at}");
+    }
+}
+
+#[test]
+fn what_comes_after_has_the_bits_of_passes_of_its_own() {
+    for (images, channels, positions) in [(2, 3, 1), (3, 5, 7), (4, 16, 64), (2, 33, 100)] {
+        let norm = BatchNorm {
+            images,
+            channels,
+            positions,
+            epsilon: 1e-5,
+        };
+        let count = images * channels * positions;
+        let (x, more, g) = (noise(5, count), noise(6, count), noise(8, count));
+        let (gamma, beta) = (noise(6, channels), noise(7, channels));
+        let factors = [&gamma[..], &beta];
+        let bits = |values: &[f32]| -> Vec<u32> { values.iter().map(|x| x.to_bits()).collect() };
+        everywhere(|kernels| {
+            let norms = |after| kernels.batch_norm(&norm, &x, factors, after).0;
+            let (y, moments) = kernels.batch_norm(&norm, &x, factors, After::Nothing);
+            let gradients = |after, g: &[f32]| {
+                let all = kernels.batch_norm_gradients(&norm, &x, factors, &moments, after, g);
+                let of_norm = [all.input, all.gamma, all.beta].map(|values| bits(&values));
+                (of_norm, all.added.as_deref().map(bits))
+            };
+            let relu = kernels.relu(&y);
+            assert_eq!(bits(&norms(After::Relu)), bits(&relu), "{norm:?}");
+            let expected = gradients(After::Nothing, &kernels.relu_gradient(&relu, &g));
+            assert_eq!(gradients(After::Relu, &g), expected, "{norm:?}");
+
+            let sum: Vec<f32> = y.iter().zip(&more).map(|(y, more)| y + more).collect();
+            let relu = kernels.relu(&sum);
+            assert_eq!(bits(&norms(After::AddRelu(&more))), bits(&relu), "{norm:?}");
+            let of_sum = kernels.relu_gradient(&relu, &g);
+            let (expected, _) = gradients(After::Nothing, &of_sum);
+            let got = gradients(After::AddRelu(&relu), &g);
+            assert_eq!(got, (expected, Some(bits(&of_sum))), "{norm:?}");
+            [relu]
+        });
     }
 }

@@ -8,8 +8,8 @@ use burn::tensor::module::attention as burns_attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor, Tolerance};
 use paceline_nn::{
-    Pass, Recompute, attention, batch_norm, checkpoint, conv2d, gelu, layer_norm, linear, product,
-    relu, scores,
+    Pass, Recompute, attention, batch_norm, batch_norm_add_relu, batch_norm_relu, checkpoint,
+    conv2d, gelu, layer_norm, linear, product, relu, scores,
 };
 
 use crate::support::{Bits, device, values};
@@ -166,6 +166,37 @@ fn layers_agree_with_burns() {
 }
 
 #[test]
+fn what_follows_a_batch_norm_has_the_same_bits_in_one_pass() {
+    let (device, _alone) = device();
+    let norm = |device: &Device| {
+        let norm: BatchNorm = BatchNormConfig::new(3).init(device);
+        BatchNorm {
+            gamma: Param::from_tensor(values([3], device)),
+            beta: Param::from_tensor(values([3], device)),
+            ..norm
+        }
+    };
+    let x = values([4, 3, 5, 7], &device).require_grad();
+    let residual = values([4, 5, 7, 3], &device)
+        .swap_dims(1, 3)
+        .swap_dims(2, 3);
+    let residual: Tensor<4> = residual.require_grad();
+    let rectified = bits(norm(&device), &x, batch_norm_relu);
+    let apart = bits(norm(&device), &x, |norm, x| relu(batch_norm(norm, x)));
+    assert_eq!(rectified.differing(&apart), [""; 0]);
+    for of_residual in [&x, &residual] {
+        let together = bits(norm(&device), of_residual, |norm, residual| {
+            batch_norm_add_relu(norm, x.clone(), residual)
+        });
+        let apart = bits(norm(&device), of_residual, |norm, residual| {
+            relu(batch_norm(norm, x.clone()) + residual)
+        });
+        assert_eq!(together.missing(), [""; 0]);
+        assert_eq!(together.differing(&apart), [""; 0]);
+    }
+}
+
+#[test]
 fn a_transformers_layers_agree_with_burns() {
     let (device, _alone) = device();
     // 197 are the patches of an image of 224 x 224 and its class.
@@ -253,7 +284,14 @@ fn what_the_kernels_lack_is_left_to_burn() {
     assert_eq!(batch_norm(&valid.norm, inner).into_data(), expected);
     let flat: Tensor<2> = values([4, 8], &device);
     let expected = net.norm.forward(flat.clone()).into_data();
-    assert_eq!(batch_norm(&net.norm, flat).into_data(), expected);
+    assert_eq!(batch_norm(&net.norm, flat.clone()).into_data(), expected);
+    let expected = burns::relu(net.norm.forward(flat.clone()));
+    let got = batch_norm_relu(&net.norm, flat.clone()).into_data();
+    assert_eq!(got, expected.into_data());
+    let residual: Tensor<2> = values([1, 8], &device);
+    let expected = burns::relu(net.norm.forward(flat.clone()) + residual.clone());
+    let got = batch_norm_add_relu(&net.norm, flat, residual).into_data();
+    assert_eq!(got, expected.into_data());
     let double = Conv2d {
         weight: Param::from_tensor(values([20, 2, 3, 2], &device).cast(DType::F64)),
         ..net.second
