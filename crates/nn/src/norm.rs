@@ -35,7 +35,7 @@ use crate::values::{self, Values, of_process};
 /// assert_eq!(output.dims(), [2, 8, 5, 5]);
 /// ```
 pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor<D> {
-    of_batch(layer, input, Then::Nothing)
+    of_batch(layer, input, false, None)
 }
 
 /// `relu(batch_norm(layer, input))` with the same bits, in fewer passes over memory.
@@ -48,7 +48,7 @@ pub fn batch_norm<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor
 ///
 /// As [`conv2d`](crate::conv2d).
 pub fn batch_norm_relu<const D: usize>(layer: &BatchNorm, input: Tensor<D>) -> Tensor<D> {
-    of_batch(layer, input, Then::Relu)
+    of_batch(layer, input, true, None)
 }
 
 /// `relu(batch_norm(layer, input) + residual)` with the same bits, in fewer passes over memory: the end of a residual block.
@@ -65,23 +65,7 @@ pub fn batch_norm_add_relu<const D: usize>(
     input: Tensor<D>,
     residual: Tensor<D>,
 ) -> Tensor<D> {
-    of_batch(layer, input, Then::AddRelu(residual))
-}
-
-/// What a batch norm's values go through.
-enum Then<const D: usize> {
-    Nothing,
-    Relu,
-    AddRelu(Tensor<D>),
-}
-
-impl<const D: usize> Then<D> {
-    fn residual(&self) -> Option<&Tensor<D>> {
-        match self {
-            Self::AddRelu(residual) => Some(residual),
-            Self::Nothing | Self::Relu => None,
-        }
-    }
+    of_batch(layer, input, true, Some(residual))
 }
 
 /// What follows in the kernels: `values` are those of the residual or the output.
@@ -93,7 +77,13 @@ fn after(is_rectified: bool, values: Option<&Values>) -> After<'_> {
     }
 }
 
-fn of_batch<const D: usize>(layer: &BatchNorm, input: Tensor<D>, then: Then<D>) -> Tensor<D> {
+/// A batch norm, plus the residual if there is one, rectified or not.
+fn of_batch<const D: usize>(
+    layer: &BatchNorm,
+    input: Tensor<D>,
+    is_rectified: bool,
+    residual: Option<Tensor<D>>,
+) -> Tensor<D> {
     let (gamma, beta) = (layer.gamma.val(), layer.beta.val());
     let shape = input.dims();
     let positions: usize = shape.iter().skip(2).product();
@@ -101,22 +91,22 @@ fn of_batch<const D: usize>(layer: &BatchNorm, input: Tensor<D>, then: Then<D>) 
         && layer.training.is_enabled()
         && positions > 1
         && shape[1] == gamma.dims()[0]
-        && then
-            .residual()
+        && residual
+            .as_ref()
             .is_none_or(|residual| residual.dims() == shape);
     let (Some(x), Some(scale), Some(shift), Some(added), true) = (
         Values::of(&input),
         Values::of(&gamma),
         Values::of(&beta),
-        Values::of_optional(then.residual()),
+        Values::of_optional(residual.as_ref()),
         fits,
     ) else {
         let output = layer.forward(input);
-        return match then {
-            Then::Nothing => output,
-            Then::Relu => relu(output),
-            Then::AddRelu(residual) => relu(output + residual),
+        let sum = match residual {
+            Some(residual) => output + residual,
+            None => output,
         };
+        return if is_rectified { relu(sum) } else { sum };
     };
     let norm = kernels::BatchNorm {
         images: shape[0],
@@ -125,7 +115,6 @@ fn of_batch<const D: usize>(layer: &BatchNorm, input: Tensor<D>, then: Then<D>) 
         epsilon: layer.epsilon,
     };
     let kernels = of_process();
-    let is_rectified = !matches!(then, Then::Nothing);
     let factors = [scale.slice(), shift.slice()];
     let follows = after(is_rectified, added.as_ref());
     let (output, moments) = kernels.batch_norm(&norm, x.slice(), factors, follows);
@@ -137,7 +126,7 @@ fn of_batch<const D: usize>(layer: &BatchNorm, input: Tensor<D>, then: Then<D>) 
     }
     let output = values::tensor(output, shape);
     let kept = added.map(|_| Values::of_gradient(&output));
-    let parents = (input, gamma, Some(beta), then.residual().cloned());
+    let parents = (input, gamma, Some(beta), residual);
     on_tape(output, parents, move |given| {
         let factors = [scale.slice(), shift.slice()];
         let follows = after(is_rectified, kept.as_ref());

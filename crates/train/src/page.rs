@@ -45,6 +45,9 @@ pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, TrainError> {
     Ok(Page { runs: &runs, lang }.render())
 }
 
+/// One of a run's curves.
+type Of = fn(&Run) -> &Curve;
+
 struct Page<'a> {
     runs: &'a [Run],
     lang: Lang,
@@ -147,7 +150,7 @@ impl Page<'_> {
             true => words::TOKENS_RATE,
             false => words::SAMPLES_RATE,
         };
-        let of = |curve: fn(&Run) -> &Curve, is_dotted| {
+        let of = |curve: Of, is_dotted| {
             let runs = self.runs.iter().enumerate();
             runs.map(move |(color, run)| Line {
                 curve: curve(run),
@@ -160,7 +163,7 @@ impl Page<'_> {
             .collect();
         let mut html = "<div class=\"charts\">\n".to_owned();
         html += &self.figure(words::LOSS, &loss, Scale::Wide, Some(words::HELD_OUT));
-        let others: [(Word, fn(&Run) -> &Curve, bool, Scale); 5] = [
+        let others: [(Word, Of, bool, Scale); 5] = [
             (words::ACCURACY, |run| &run.accuracy, true, Scale::Fitted),
             (rate, |run| &run.rate, false, Scale::FromZero),
             (words::WAITED, |run| &run.waited, false, Scale::FromZero),
