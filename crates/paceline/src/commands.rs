@@ -11,7 +11,7 @@ pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod train;
 
-use std::fs::{File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -46,11 +46,16 @@ fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
 ///
 /// *Errors*: the system's.
 fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), Failure> {
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
     let written = || {
+        // A device or a pipe is written to, and a link means the file that it points to.
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return write(&File::options().write(true).open(path)?);
+        }
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
         // As any new file, subject to the user's umask.
         let permissions = Permissions::from_mode(0o666);
         let beside = Builder::new()

@@ -11,7 +11,7 @@ use crate::data::csv::Unlabelled;
 use crate::data::{DataError, Features, Schema, idx};
 use crate::error::TrainError;
 use crate::model::Net;
-use crate::trained::{entry, newest};
+use crate::trained::{entry, misfit, newest};
 
 /// A trained classifier and what it knows of its data, on the CPU.
 pub struct Classifier {
@@ -48,6 +48,7 @@ impl Classifier {
             scaling: entry(&saved, SCALING_ENTRY)?,
             classes: entry(&saved, CLASSES_ENTRY)?,
         };
+        schema.check().map_err(|what| misfit(&saved, what))?;
         let device = Device::flex();
         let size = entry(&saved, MODEL_ENTRY)?;
         let net = Net::new(schema.features, schema.classes.len(), size, &device);

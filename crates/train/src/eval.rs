@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use burn::tensor::{Int, Tensor};
+use paceline_checkpoint::CheckpointError;
 use paceline_ddp::Precision;
 use paceline_ddp::sampler::{EvalOptions, eval_split};
 use serde::Serialize;
@@ -72,9 +73,9 @@ pub struct Confused {
 /// Evaluates the newest checkpoint of the run in `config.run_dir` in f32 on the CPU: on the run's held-out data, or on all of the data in
 /// `data`, which is read as the run's data was.
 ///
-/// *Numerics*: on the held-out data of a run in f32, the same bits as the run's own evaluation.
+/// *Numerics*: on the held-out data of a run in f32 on the CPU, the same bits as the run's own evaluation of this checkpoint, if it made one.
 ///
-/// *Errors*: no checkpoint; data that cannot be used or does not fit the model; data that has changed since the run.
+/// *Errors*: no checkpoint; data that cannot be used or does not fit the model; data of the run with other columns, classes or scaling than then.
 pub fn eval(config: &TrainConfig, data: Option<&Path>) -> Result<Evaluation, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv => classes(config, data),
@@ -90,7 +91,10 @@ fn classes(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Trai
     };
     if task.schema != model.schema {
         return Err(TrainError::usage(
-            format!("{} has changed since the run was trained on it", task.name),
+            format!(
+                "{} has other columns, classes or scaling than when the run was trained on it",
+                task.name
+            ),
             "name data to evaluate on with --data",
         ));
     }
@@ -126,6 +130,12 @@ fn language(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Tra
         ..config.clone()
     };
     let task = Text::open(&config, None)?;
+    if !task.fits(&model.config) {
+        let path = model.checkpoint;
+        let what =
+            "its model has another context or vocabulary than config.toml and the tokenizer".into();
+        return Err(CheckpointError::Misfit { path, what }.into());
+    }
     let parts = match path {
         Some(_) => &[Part::Train, Part::HeldOut][..],
         None => &[Part::HeldOut],

@@ -3,13 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use paceline_checkpoint::CheckpointError;
 use paceline_nn::gpt::{Gpt, GptConfig};
 
 use crate::error::TrainError;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
 use crate::tokenizer::Tokenizer;
-use crate::trained::{entry, newest};
+use crate::trained::{entry, misfit, newest};
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,7 +26,7 @@ pub struct GenerateOptions {
 /// A trained language model and its tokenizer.
 pub struct Generator {
     pub(crate) gpt: Gpt,
-    context: usize,
+    pub(crate) config: GptConfig,
     tokenizer: Tokenizer,
     pub(crate) device: Device,
     pub(crate) checkpoint: PathBuf,
@@ -46,16 +45,14 @@ impl Generator {
             ));
         };
         let config: GptConfig = entry(&saved, GPT_ENTRY)?;
-        let tokenizer = Tokenizer::from_text(tokenizer).map_err(|why| CheckpointError::Misfit {
-            path: saved.path().to_owned(),
-            what: format!("its tokenizer cannot be read: {why}"),
-        })?;
+        let tokenizer = Tokenizer::from_text(tokenizer)
+            .map_err(|why| misfit(&saved, format!("its tokenizer cannot be read: {why}")))?;
         let checkpoint = saved.path().to_owned();
         let device = Device::flex();
         let gpt = saved.restore(config.init(&device))?;
         Ok(Self {
             gpt,
-            context: config.context,
+            config,
             tokenizer,
             device,
             checkpoint,
@@ -101,7 +98,7 @@ impl Generator {
 
     /// The scores of the token that follows `tokens`.
     fn next_scores(&self, tokens: &[u32]) -> Vec<f32> {
-        let window = &tokens[tokens.len().saturating_sub(self.context)..];
+        let window = &tokens[tokens.len().saturating_sub(self.config.context)..];
         let window: Vec<i32> = window.iter().map(|token| *token as i32).collect();
         let length = window.len();
         let window = TensorData::new(window, [1, length]);

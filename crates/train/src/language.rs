@@ -74,6 +74,11 @@ impl<M> Text<M> {
         })
     }
 
+    /// Whether a model of this shape can read the sequences.
+    pub(crate) fn fits(&self, gpt: &GptConfig) -> bool {
+        (self.gpt.context, self.gpt.vocabulary) == (gpt.context, gpt.vocabulary)
+    }
+
     /// The tokens of a batch.
     pub(crate) fn input(&self, batch: &Sequences, device: &Device) -> Tensor<2, Int> {
         let context = self.gpt.context;

@@ -7,6 +7,7 @@ mod words;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use paceline_usage::Lang;
 use paceline_usage::busy::share;
@@ -106,10 +107,7 @@ impl Page<'_> {
                 let usage = &end.usage;
                 format!("{:.1} %", share(usage.all_busy(), usage.total()) * 100.0)
             };
-            let time = end.map_or_else(
-                || clock(std::time::Duration::from_secs_f64(run.seconds)),
-                |end| clock(end.usage.total()),
-            );
+            let time = Duration::try_from_secs_f64(run.seconds).unwrap_or(Duration::MAX);
             let hash = end.map_or(String::new(), |end| {
                 end.weights_sha256.chars().take(16).collect()
             });
@@ -118,12 +116,14 @@ impl Page<'_> {
                 self.word(state).to_owned(),
                 thousands(run.epochs),
                 thousands(run.steps),
-                last(&run.loss),
+                run.train_loss
+                    .or(run.loss.last())
+                    .map_or("–".into(), number),
                 last(&run.held_out_loss),
                 run.accuracy
                     .last()
                     .map_or("–".into(), |percent| format!("{percent:.2} %")),
-                time,
+                clock(time),
                 end.map_or("–".into(), percent),
                 format!("<code>{}</code>", escaped(&hash)),
             ]
@@ -146,9 +146,11 @@ impl Page<'_> {
     }
 
     fn curves(&self) -> String {
-        let rate = match self.runs[0].has_tokens {
-            true => words::TOKENS_RATE,
-            false => words::SAMPLES_RATE,
+        let tokens = self.runs.iter().filter(|run| run.has_tokens).count();
+        let rate = match tokens {
+            0 => words::SAMPLES_RATE,
+            some if some == self.runs.len() => words::TOKENS_RATE,
+            _ => words::ANY_RATE,
         };
         let of = |curve: Of, is_dotted| {
             let runs = self.runs.iter().enumerate();
@@ -233,6 +235,7 @@ impl Page<'_> {
         };
         let rows: Vec<Vec<String>> = end.ranks.iter().enumerate().map(row).collect();
         let mut html = format!("<h2>{}{}</h2>\n", self.word(words::RANKS), self.of_run(run));
+        let _ = writeln!(html, "<p>{}</p>", self.word(words::SINCE));
         html += &table(&head.map(|word| self.word(word)), &rows);
         let _ = write!(
             html,
@@ -278,11 +281,13 @@ impl Page<'_> {
             }
             if run.incidents_left_out > 0 {
                 let count = thousands(run.incidents_left_out);
-                let _ = writeln!(items, "<li>{name}{count} {}</li>", self.word(words::MORE));
+                let more = self.word(words::MORE).replace("{}", &count);
+                let _ = writeln!(items, "<li>{name}{more}</li>");
             }
             if run.unread > 0 {
                 let count = thousands(run.unread);
-                let _ = writeln!(items, "<li>{name}{count} {}</li>", self.word(words::UNREAD));
+                let unread = self.word(words::UNREAD).replace("{}", &count);
+                let _ = writeln!(items, "<li>{name}{unread}</li>");
             }
         }
         match items.is_empty() {
@@ -309,14 +314,12 @@ impl Page<'_> {
             Incident::Stopped { step, signal } => {
                 format!("{}: {} {signal}", at(step), self.word(words::STOPPED))
             }
-            Incident::Slow(slow) => format!(
-                "{} {}: {} {:.4}, {:.4}",
-                self.word(words::RANK),
-                slow.rank,
-                self.word(words::SLOW),
-                slow.seconds,
-                slow.others_seconds
-            ),
+            Incident::Slow(slow) => {
+                let text = self.word(words::SLOW);
+                let text = text.replacen("{}", &format!("{:.4}", slow.seconds), 1);
+                let text = text.replacen("{}", &format!("{:.4}", slow.others_seconds), 1);
+                format!("{} {}: {text}", self.word(words::RANK), slow.rank)
+            }
         }
     }
 
@@ -346,6 +349,10 @@ impl Page<'_> {
         }
         let rows = keys.into_iter().filter_map(|key| {
             let values: Vec<String> = self.runs.iter().map(|run| value(run, key)).collect();
+            // Of course it does.
+            if key == "run_dir" {
+                return None;
+            }
             let differ = values.iter().any(|other| *other != values[0]);
             differ.then(|| [vec![escaped(key)], values].concat())
         });

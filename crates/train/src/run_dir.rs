@@ -295,8 +295,12 @@ impl Metrics {
 /// Kind and step of a line.
 fn key(line: &[u8]) -> Option<(String, u64)> {
     let record: serde_json::Value = serde_json::from_slice(line).ok()?;
-    let kind = record.get("kind")?.as_str()?;
-    Some((kind.into(), record.get("step")?.as_u64()?))
+    let kind = match record.get("kind")?.as_str()? {
+        // Several losses may come in one step.
+        "ranks" => String::from_utf8_lossy(line.trim_ascii_end()).into_owned(),
+        kind => kind.to_owned(),
+    };
+    Some((kind, record.get("step")?.as_u64()?))
 }
 
 /// Whole lines whose `step` is at most `step`; a line torn by a crash is dropped.

@@ -25,16 +25,18 @@ pub(crate) fn newest(run: &Path) -> Result<SavedModel, TrainError> {
 ///
 /// *Errors*: `Misfit` if there is none or it is something else.
 pub(crate) fn entry<T: DeserializeOwned>(saved: &SavedModel, name: &str) -> Result<T, TrainError> {
-    let misfit = |what| CheckpointError::Misfit {
-        path: saved.path().to_owned(),
-        what,
-    };
+    let misfit = |what| misfit(saved, what);
     let text = saved.metadata().get(name).ok_or_else(|| {
         misfit(format!(
             "it has no entry `{name}`: an earlier version wrote it"
         ))
     })?;
     let read = serde_json::from_str(text);
-    let read = read.map_err(|error| misfit(format!("its entry `{name}` cannot be read: {error}")));
-    Ok(read?)
+    read.map_err(|error| misfit(format!("its entry `{name}` cannot be read: {error}")))
+}
+
+/// The checkpoint is not what it should be.
+pub(crate) fn misfit(saved: &SavedModel, what: String) -> TrainError {
+    let path = saved.path().to_owned();
+    CheckpointError::Misfit { path, what }.into()
 }

@@ -31,7 +31,7 @@ pub(crate) struct PredictArgs {
 
 const EVAL_EXAMPLES: &str = "\
 The newest checkpoint is evaluated in 32-bit floats on the CPU, even while the run still trains. Without --data
-the loss and the accuracy are those that the run itself printed for that checkpoint.
+a run in 32-bit floats on the CPU gives the very loss and accuracy that it printed then.
 
 With --data all of the data is evaluated: a CSV file with the run's columns and labels, the
 held-out files of an IDX folder, or a text. Values are scaled as those of the run were.
@@ -63,7 +63,8 @@ pub(super) fn eval_command() -> clap::Command {
         )
         .arg(
             valued("label_column", "NAME", value_parser!(String))
-                .help("Column with the labels [default: the run's]"),
+                .requires("data")
+                .help("Column with the labels of --data [default: the run's]"),
         )
         .arg(json())
 }
@@ -92,7 +93,7 @@ pub(super) fn run() -> Arg {
     Arg::new("run")
         .value_name("RUN")
         .value_parser(value_parser!(PathBuf))
-        .help("Run directory [default: the newest below runs/]")
+        .help("Run directory [default: the newest below runs/ with a checkpoint]")
 }
 
 pub(super) fn read_eval(matches: &ArgMatches) -> EvalArgs {

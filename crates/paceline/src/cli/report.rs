@@ -38,7 +38,7 @@ pub(super) fn command() -> clap::Command {
                 .value_parser(value_parser!(PathBuf))
                 .action(ArgAction::Append)
                 .num_args(0..=RUNS_MAX)
-                .help("Run directories, at most 8 [default: the newest below runs/]"),
+                .help("Run directories, at most 8 [default: the newest below runs/ with a checkpoint]"),
         )
         .arg(valued("output", "FILE", value_parser!(PathBuf)).help(
             "File to write [default: report.html in the run directory, or here for several runs]",

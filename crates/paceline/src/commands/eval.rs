@@ -68,6 +68,11 @@ fn report(evaluation: &Evaluation) -> String {
     text
 }
 
+/// A class's name, which came from a file, for a terminal.
+fn shown(name: &str) -> String {
+    name.replace(|character: char| character.is_control(), "?")
+}
+
 /// A line for each class.
 fn figures(classes: &[ClassFigures]) -> String {
     let percent =
@@ -85,7 +90,7 @@ fn figures(classes: &[ClassFigures]) -> String {
             percent(class.precision),
             percent(class.recall),
             percent(class.f1),
-            class.name.clone(),
+            shown(&class.name),
         ]
     };
     let rows: Vec<Vec<String>> = [head.to_vec()]
@@ -111,7 +116,7 @@ fn confusion(evaluation: &Evaluation) -> String {
             .filter(|pair| pair.of != pair.taken_for)
             .collect();
         wrong.sort_by_key(|pair| std::cmp::Reverse(pair.count));
-        let name = |class: u32| classes[class as usize].name.as_str();
+        let name = |class: u32| shown(&classes[class as usize].name);
         let lines = wrong.iter().take(PAIRS_MAX).map(|pair| {
             let times = words::count(pair.count as usize, "time");
             format!(
@@ -122,7 +127,7 @@ fn confusion(evaluation: &Evaluation) -> String {
         });
         return format!("confused most often\n{}", lines.collect::<String>());
     }
-    let mut head: Vec<String> = classes.iter().map(|class| class.name.clone()).collect();
+    let mut head: Vec<String> = classes.iter().map(|class| shown(&class.name)).collect();
     head.push("class".into());
     let mut rows = vec![head];
     for (of, class) in (0..).zip(classes) {
@@ -133,7 +138,7 @@ fn confusion(evaluation: &Evaluation) -> String {
             found.map_or(".".into(), |pair| pair.count.to_string())
         };
         let mut row: Vec<String> = (0..classes.len() as u32).map(count).collect();
-        row.push(class.name.clone());
+        row.push(shown(&class.name));
         rows.push(row);
     }
     format!(

@@ -1,6 +1,6 @@
 //! `paceline predict`: the classes of new samples, as CSV.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use paceline_cli::exit::{Exit, Failure};
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
 ///
 /// *Errors*: samples that cannot be used. What went wrong in writing is returned by itself.
 fn predict(model: &Classifier, input: &Path, to: impl Write) -> Result<io::Result<()>, Failure> {
-    let mut to = csv::Writer::from_writer(BufWriter::new(to));
+    let mut to = csv::Writer::from_writer(to);
     let names = model.classes().iter().map(|name| format!("p({name})"));
     let head = ["class".to_owned(), "probability".to_owned()];
     let mut written = to.write_record(head.into_iter().chain(names));

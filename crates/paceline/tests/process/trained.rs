@@ -166,7 +166,7 @@ fn files_that_do_not_fit_the_model_are_refused_and_lose_nothing() {
     refused(
         "eval run",
         &[
-            "flowers has changed since the run was trained on it",
+            "flowers has other columns, classes or scaling than when the run was trained on it",
             "--data",
         ],
     );

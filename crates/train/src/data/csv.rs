@@ -335,6 +335,9 @@ impl Labels {
             let labels = self.among(&classes, columns)?;
             return Ok((classes, labels));
         }
+        if let Some((text, line)) = self.texts.iter().find(|(text, _)| text.is_empty()) {
+            columns.label_cell(*line, text).label()?;
+        }
         let number = |(text, line): &(String, u64)| columns.label_cell(*line, text).label();
         let numbers: Vec<u32> = self.texts.iter().map(number).collect::<Result<_, _>>()?;
         let labels: Vec<u32> = self.rows.iter().map(|row| numbers[*row as usize]).collect();
@@ -347,7 +350,13 @@ impl Labels {
     fn among(self, classes: &[String], columns: &Columns) -> Result<Vec<u32>, DataProblem> {
         let at: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
         let find = |(text, line): &(String, u64)| {
-            at.get(text.as_str()).copied().ok_or_else(|| {
+            // Numbers may have been written in another way in training, such as 01.
+            let by_number = || {
+                at.get(text.parse::<u32>().ok()?.to_string().as_str())
+                    .copied()
+            };
+            let found = at.get(text.as_str()).copied().or_else(by_number);
+            found.ok_or_else(|| {
                 let cell = columns.label_cell(*line, text);
                 let (text, name, known) = (quote(text), quote(cell.name), list(classes));
                 DataProblem::new(format!(

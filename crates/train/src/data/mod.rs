@@ -103,6 +103,44 @@ impl Dataset {
     }
 }
 
+impl Schema {
+    /// Whether it can be one, if it comes from a file.
+    ///
+    /// *Errors*: what is wrong with it, in words.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if !(1..=CLASSES_MAX).contains(&self.classes.len()) {
+            return Err(format!("it has {} classes", self.classes.len()));
+        }
+        let sides = match self.features {
+            Features::Image {
+                height,
+                width,
+                channels,
+            } => [height, width, channels],
+            Features::Flat { count } => [count, 1, 1],
+        };
+        let count = sides
+            .iter()
+            .try_fold(1_usize, |count, side| count.checked_mul(*side));
+        let Some(count) = count.filter(|count| (1..=VALUES_MAX as usize).contains(count)) else {
+            return Err(format!("its samples are {}", self.features.describe()));
+        };
+        let is_divisor = |value: f64| value.is_finite() && value != 0.0;
+        let fits = match (&self.scaling, self.features) {
+            (Scaling::DividedBy(divisor), Features::Image { .. }) => is_divisor((*divisor).into()),
+            (Scaling::Standardised { mean, deviation }, Features::Flat { .. }) => {
+                let lens = [self.columns.len(), mean.len(), deviation.len()];
+                lens == [count; 3]
+                    && mean.iter().all(|mean| mean.is_finite())
+                    && deviation.iter().all(|deviation| is_divisor(*deviation))
+            }
+            _ => false,
+        };
+        fits.then_some(())
+            .ok_or_else(|| "its scaling does not fit its samples".to_owned())
+    }
+}
+
 /// What one sample looks like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -287,6 +325,44 @@ mod tests {
         assert_eq!(sizes(2), (1, 1));
         assert_eq!(sizes(10), (8, 2));
         assert_eq!(sizes(0), (0, 0));
+    }
+
+    #[test]
+    fn a_schema_from_a_file_is_checked_before_it_is_used() {
+        let schema = Schema {
+            features: Features::Flat { count: 1 },
+            columns: vec!["a".to_owned()],
+            scaling: Scaling::Standardised {
+                mean: vec![0.0],
+                deviation: vec![1.0],
+            },
+            classes: numbered_classes(&[1]),
+        };
+        assert_eq!(schema.check(), Ok(()));
+        let refused = |change: fn(&mut Schema), says: &str| {
+            let mut other = schema.clone();
+            change(&mut other);
+            let error = other.check().expect_err("refused");
+            assert!(error.contains(says), "{error}");
+        };
+        refused(|schema| schema.classes.clear(), "0 classes");
+        refused(|schema| schema.columns.clear(), "scaling does not fit");
+        refused(
+            |schema| schema.features = Features::Flat { count: 0 },
+            "rows of 0 values",
+        );
+        refused(
+            |schema| schema.scaling = Scaling::DividedBy(1.0),
+            "scaling does not fit",
+        );
+        let huge = |schema: &mut Schema| {
+            schema.features = Features::Image {
+                height: usize::MAX,
+                width: 2,
+                channels: 1,
+            };
+        };
+        refused(huge, "images of");
     }
 
     #[test]

@@ -12,6 +12,8 @@ const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
 /// A range of positive values wider than this gets a logarithmic axis.
 const LINEAR_UP_TO: f64 = 40.0;
+/// A logarithmic axis over more powers of ten has marks at some of these only.
+const DECADES_MAX: i32 = 5;
 /// About so many marks along an axis.
 const MARKS: f64 = 5.0;
 
@@ -43,7 +45,8 @@ struct Axis {
 
 impl Axis {
     fn over(low: f64, high: f64, scale: Scale) -> Self {
-        let is_logarithmic = scale == Scale::Wide && low > 0.0 && high / low > LINEAR_UP_TO;
+        let is_logarithmic =
+            scale == Scale::Wide && low.is_normal() && low > 0.0 && high / LINEAR_UP_TO > low;
         let low = if scale == Scale::FromZero {
             low.min(0.0)
         } else {
@@ -64,7 +67,7 @@ impl Axis {
 
     fn at(&self, value: f64) -> f64 {
         match self.is_logarithmic {
-            true => (value / self.low).ln() / (self.high / self.low).ln(),
+            true => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
             false => (value - self.low) / (self.high - self.low),
         }
     }
@@ -72,6 +75,16 @@ impl Axis {
     fn marks(&self) -> Vec<f64> {
         if self.is_logarithmic {
             let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
+            let decades = powers.end() - powers.start();
+            if decades > DECADES_MAX {
+                let every = decades / DECADES_MAX + 1;
+                let marks = powers
+                    .step_by(every as usize)
+                    .map(|power| 10_f64.powi(power));
+                return marks
+                    .filter(|mark| (self.low..=self.high).contains(mark))
+                    .collect();
+            }
             let marks = powers.flat_map(|power| [1.0, 3.0].map(|first| first * 10_f64.powi(power)));
             return marks
                 .filter(|mark| (self.low..=self.high).contains(mark))
@@ -84,6 +97,9 @@ impl Axis {
             .into_iter()
             .find(|step| *step >= rough)
             .unwrap_or(rough);
+        if !step.is_normal() {
+            return Vec::new();
+        }
         let first = (self.low / step).ceil() as i64;
         let last = (self.high / step).floor() as i64;
         (first..=last).map(|number| number as f64 * step).collect()
@@ -95,8 +111,8 @@ pub(super) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &st
     let pieces = || lines.iter().flat_map(|line| line.curve.pieces());
     let (mut low, mut high, mut last) = (f64::INFINITY, f64::NEG_INFINITY, 0);
     for piece in pieces() {
-        low = low.min(piece.mean());
-        high = high.max(piece.mean());
+        low = low.min(piece.least);
+        high = high.max(piece.most);
         last = last.max(piece.step);
     }
     if low > high {
@@ -124,7 +140,8 @@ pub(super) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &st
             number(mark)
         );
     }
-    for mark in steps.marks() {
+    let whole = |mark: &f64| mark.fract() == 0.0;
+    for mark in steps.marks().into_iter().filter(whole) {
         let at = x(mark as u64);
         let _ = write!(
             svg,
@@ -236,6 +253,8 @@ mod tests {
         );
         assert_eq!(marks(-1.0, 1.0), ["-1", "-0.5", "0", "0.5", "1"]);
         assert!(!marks(3.0, 3.0).is_empty());
+        assert_eq!(marks(1e-9, 1e9).len(), 5);
+        assert!(marks(0.0, 5e-324).is_empty());
         assert_eq!(marks(0.0, 1_200_000.0), ["0", "500k", "1M"]);
     }
 

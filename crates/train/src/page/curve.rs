@@ -3,12 +3,17 @@
 /// Most pieces of a curve: more than a screen has columns.
 const PIECES_MAX: usize = 1024;
 
+/// Larger values are left out: sums of them would overflow.
+const VALUE_MAX: f64 = 1e100;
+
 /// Values by step, gathered into pieces of equally many steps once there are too many.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Curve {
     /// Steps of a piece.
     stride: u64,
     pieces: Vec<Piece>,
+    /// The last value by itself.
+    last: Option<f64>,
 }
 
 /// The values of some steps.
@@ -33,16 +38,18 @@ impl Default for Curve {
         Self {
             stride: 1,
             pieces: Vec::new(),
+            last: None,
         }
     }
 }
 
 impl Curve {
-    /// Adds a value. Steps may come again, after a rank went back. Values that are not finite leave a gap.
+    /// Adds a value. Steps may come again, after ranks went back. Values that are not finite, or that no chart could show, leave a gap.
     pub(super) fn push(&mut self, step: u64, value: f64) {
-        if !value.is_finite() {
+        if value.is_nan() || value.abs() > VALUE_MAX {
             return;
         }
+        self.last = Some(value);
         let new = Piece {
             step,
             count: 1,
@@ -61,7 +68,7 @@ impl Curve {
 
     /// Makes each piece twice as long.
     fn halve(&mut self) {
-        self.stride *= 2;
+        self.stride = self.stride.saturating_mul(2);
         let mut halved: Vec<Piece> = Vec::with_capacity(PIECES_MAX);
         for piece in &self.pieces {
             match halved.last_mut() {
@@ -80,9 +87,8 @@ impl Curve {
         &self.pieces
     }
 
-    /// The mean of the last piece.
     pub(super) fn last(&self) -> Option<f64> {
-        self.pieces.last().map(Piece::mean)
+        self.last
     }
 }
 
@@ -141,5 +147,17 @@ mod tests {
             .map(|piece| (piece.step, piece.mean()))
             .collect();
         assert_eq!(means, [(1, 2.0), (3, 2.0)]);
+        assert_eq!(curve.last(), Some(3.0));
+    }
+
+    #[test]
+    fn steps_and_values_of_a_damaged_file_do_no_harm() {
+        let mut curve = Curve::default();
+        for turn in 0..5000 {
+            curve.push(if turn % 2 == 0 { 0 } else { u64::MAX }, 1.7e308);
+            curve.push(if turn % 2 == 0 { 0 } else { u64::MAX }, 1.0);
+        }
+        assert!(curve.pieces().len() <= PIECES_MAX);
+        assert_eq!(curve.last(), Some(1.0));
     }
 }

@@ -14,6 +14,12 @@ use crate::observe::RankTotals;
 /// Longest line that is read: one of the end of a job of many thousand ranks fits.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
+/// Longest name of a signal.
+const SIGNAL_MAX: usize = 32;
+
+/// Most bytes of a file of settings.
+const SETTINGS_BYTES_MAX: u64 = 1 << 20;
+
 /// Most incidents kept; the others are counted.
 const INCIDENTS_MAX: usize = 200;
 
@@ -24,6 +30,8 @@ pub(super) struct Run {
     /// Key, value and source of each setting that has a value.
     pub(super) settings: Vec<[String; 3]>,
     pub(super) loss: Curve,
+    /// The last epoch's mean.
+    pub(super) train_loss: Option<f64>,
     pub(super) held_out_loss: Curve,
     pub(super) accuracy: Curve,
     pub(super) rate: Curve,
@@ -93,6 +101,7 @@ struct Line {
     back_to: Option<u64>,
     seconds: Option<f64>,
     waited_seconds: Option<f64>,
+    train_loss: Option<f64>,
     held_out_loss: Option<f64>,
     accuracy: Option<f64>,
     signal: Option<String>,
@@ -122,7 +131,7 @@ impl Run {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned(),
-            settings: settings(&folder.join("config.toml")),
+            settings: settings(&folder.join("config.toml"))?,
             ..Self::default()
         };
         let mut lines = BufReader::new(file);
@@ -142,7 +151,8 @@ impl Run {
 
     fn add(&mut self, line: &[u8]) {
         let Ok(record) = serde_json::from_slice::<Line>(line) else {
-            self.unread += u64::from(!line.trim_ascii().is_empty());
+            // A job that still trains may have written half of its last line.
+            self.unread += u64::from(line.ends_with(b"\n") && !line.trim_ascii().is_empty());
             return;
         };
         self.steps = self.steps.max(record.step);
@@ -156,11 +166,17 @@ impl Run {
             }),
             "stopped" => self.note(Incident::Stopped {
                 step: record.step,
-                signal: record.signal.unwrap_or_default(),
+                signal: record
+                    .signal
+                    .iter()
+                    .flat_map(|name| name.chars())
+                    .take(SIGNAL_MAX)
+                    .collect(),
             }),
             // An epoch and an evaluation within one.
             _ => {
                 self.epochs = self.epochs.max(record.epoch);
+                self.train_loss = record.train_loss.or(self.train_loss);
                 for (curve, value) in [
                     (&mut self.held_out_loss, record.held_out_loss),
                     (
@@ -200,7 +216,8 @@ impl Run {
     }
 
     fn end(&mut self, line: &[u8]) {
-        let Ok(end) = serde_json::from_slice::<End>(line) else {
+        let end = serde_json::from_slice::<End>(line).ok();
+        let Some(end) = end.filter(|end| end.usage.busy_ns.len() == end.ranks.len()) else {
             self.unread += 1;
             return;
         };
@@ -219,12 +236,22 @@ impl Run {
 }
 
 /// The settings in a file that `Resolved::to_toml` wrote: `key = value # source`.
-fn settings(path: &Path) -> Vec<[String; 3]> {
-    let text = fs::read_to_string(path).unwrap_or_default();
+///
+/// *Errors*: the system's; there may be no such file.
+fn settings(path: &Path) -> Result<Vec<[String; 3]>, TrainError> {
+    let mut text = String::new();
+    let read =
+        File::open(path).and_then(|file| file.take(SETTINGS_BYTES_MAX).read_to_string(&mut text));
+    match read {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(TrainError::file("read settings", path)(error));
+        }
+        _ => {}
+    }
     let setting = |line: &str| {
         let (setting, source) = line.rsplit_once(" # ")?;
         let (key, value) = setting.split_once(" = ")?;
         (!key.starts_with('#')).then(|| [key, value, source].map(str::to_owned))
     };
-    text.lines().filter_map(setting).collect()
+    Ok(text.lines().filter_map(setting).collect())
 }

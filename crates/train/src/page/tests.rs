@@ -44,12 +44,12 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
     for part in [
         "<title>&lt;run&gt;</title>",
         "<td>ended</td>",
-        "<td>1.25</td><td>87.50 %</td><td>4.0 s</td><td>25.0 %</td><td><code>0123456789abcdef</code></td>",
+        "<td>1.5</td><td>1.25</td><td>87.50 %</td><td>0.0 s</td><td>25.0 %</td><td><code>0123456789abcdef</code></td>",
         "<td>1.00 s</td><td>0.00 s</td><td>88 MB</td><td>2 MB</td>",
         "step 1: skipped: its loss or a gradient was not finite",
         "step 2: all ranks went back to step 1",
         "step 2: the job went on with other ranks: 4 → 3",
-        "1 lines of metrics.jsonl could not be read",
+        "lines of metrics.jsonl that could not be read: 1",
         "<td>task</td><td>&quot;a # b&quot;</td><td>file &lt;x&gt;</td>",
     ] {
         assert!(html.contains(part), "{part}: {html}");

@@ -26,8 +26,8 @@ pub(super) const LOSS: Word = Word("Loss", "손실");
 pub(super) const TRAIN_LOSS: Word = Word("train loss", "학습 손실");
 pub(super) const HELD_OUT_LOSS: Word = Word("held-out loss", "평가 손실");
 pub(super) const HELD_OUT: Word = Word(
-    "The line is the loss in training, the dots are the loss on held-out data. The shade is the range of each part of a long curve.",
-    "선은 학습 손실, 점은 평가 데이터의 손실입니다. 옅은 영역은 긴 곡선의 구간마다 값이 움직인 범위입니다.",
+    "The line is the loss in training, the dots are the loss on held-out data. Long curves show means of parts, and the shade is the range of each part.",
+    "선은 학습 손실, 점은 평가 데이터의 손실입니다. 긴 곡선은 구간별 평균이며, 옅은 영역은 각 구간의 최솟값과 최댓값 사이입니다.",
 );
 pub(super) const ACCURACY: Word = Word("Accuracy on held-out data, %", "평가 데이터 정확도, %");
 pub(super) const ACCURACY_SHORT: Word = Word("accuracy", "정확도");
@@ -47,15 +47,15 @@ pub(super) const WAITED_DATA: Word = Word("waited for data", "데이터 대기")
 pub(super) const PEAK: Word = Word("peak memory", "최대 메모리");
 pub(super) const SENT: Word = Word("sent", "보낸 양");
 pub(super) const AT_ONCE: Word = Word(
-    "all ranks computing at once",
-    "모든 랭크가 동시에 계산한 시간",
+    "share of time in which all ranks computed",
+    "모든 랭크가 동시에 계산한 비율",
 );
 pub(super) const OF_TIME: Word = Word(
     "Time in which so many ranks computed at once",
     "동시에 계산한 랭크 수별 시간",
 );
-pub(super) const TOTAL: Word = Word("total time", "전체 시간");
-pub(super) const INCIDENTS: Word = Word("Incidents", "사건");
+pub(super) const TOTAL: Word = Word("time in steps", "스텝에 쓴 시간");
+pub(super) const INCIDENTS: Word = Word("Incidents", "이벤트");
 pub(super) const NO_INCIDENT: Word = Word("none", "없음");
 pub(super) const SKIPPED: Word = Word(
     "skipped: its loss or a gradient was not finite",
@@ -65,19 +65,16 @@ pub(super) const WENT_BACK: Word = Word(
     "all ranks went back to step",
     "모든 랭크가 이전 스텝으로 되돌아감:",
 );
-pub(super) const RANKS_NOW: Word = Word(
-    "the job went on with other ranks:",
-    "랭크 수가 바뀐 채 계속함:",
-);
-pub(super) const STOPPED: Word = Word("stopped by", "신호로 멈춤:");
+pub(super) const RANKS_NOW: Word = Word("the job went on with other ranks:", "랭크 수가 바뀜:");
+pub(super) const STOPPED: Word = Word("stopped by", "시그널로 중단됨:");
 pub(super) const SLOW: Word = Word(
-    "slow: seconds for a shard, and of the others",
-    "느림: 조각 하나에 걸린 초, 다른 랭크는",
+    "slow: {} s for a shard, the others {} s",
+    "느림: 조각 하나에 {}초, 다른 랭크는 {}초",
 );
-pub(super) const MORE: Word = Word("more", "건 더 있음");
+pub(super) const MORE: Word = Word("and {} more", "{}건 더 있음");
 pub(super) const UNREAD: Word = Word(
-    "lines of metrics.jsonl could not be read",
-    "줄을 metrics.jsonl에서 읽지 못함",
+    "lines of metrics.jsonl that could not be read: {}",
+    "metrics.jsonl에서 {}줄을 읽지 못함",
 );
 pub(super) const SETTINGS: Word = Word("Settings", "설정");
 pub(super) const DIFFERENT: Word = Word("Settings that differ", "서로 다른 설정");
@@ -88,4 +85,9 @@ pub(super) const WEIGHTS: Word = Word("weights, SHA-256", "가중치 SHA-256");
 pub(super) const SAME_WEIGHTS: Word = Word(
     "All runs ended with the same weights, bit for bit.",
     "모든 실행이 비트까지 같은 가중치로 끝났습니다.",
+);
+pub(super) const ANY_RATE: Word = Word("Samples or tokens per second", "초당 샘플 또는 토큰 수");
+pub(super) const SINCE: Word = Word(
+    "Since the last start or change of ranks",
+    "마지막으로 시작했거나 랭크가 바뀐 뒤부터",
 );

@@ -246,7 +246,7 @@ fn words_are_classes_in_alphabetical_order() {
     assert_eq!(set.labels, [2, 1, 2, 0]);
     check(
         "a,label\n1,dog\n1,\n",
-        "table.csv: line 2: \"dog\" in column \"label\" is no class; expected a whole number 0, 1, 2, ...",
+        "table.csv: line 3: \"\" in column \"label\" is no class; expected a whole number 0, 1, 2, ...",
     );
 }
 
