@@ -20,8 +20,9 @@ use paceline_nn::tape::{Point, custom};
 use paceline_nn::{MapParams, map_params};
 
 /// Distance in depth between the tokens of consecutive parameters: more operations than a layer
-/// normally has between two of its parameters, so that hooks stay in order. A layer with more operations is still correct;
-/// its hook only fires later than it could.
+/// normally has between two of its parameters, so that hooks run early. Those of a layer with more operations only run later than they could.
+/// Their order is that of the tokens in any case, because a hook's parents are a leaf and its token; the reducers rely on it
+/// (`Micro::is_ordered`).
 const TOKEN_STRIDE: usize = 64;
 
 /// Tokens that are made before Burn's tape is swept: the steps between two tokens take about 100 kB.

@@ -41,7 +41,7 @@ mod staged;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use blocks::IN_FLIGHT;
+pub(crate) use blocks::{IN_FLIGHT, LATE};
 pub(crate) use host::HostReducer;
 pub(crate) use in_double::InDouble;
 pub(crate) use means::{HostMeans, Means};

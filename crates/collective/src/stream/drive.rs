@@ -99,7 +99,7 @@ impl Drive<'_> {
                     return Err(self.no_difference());
                 }
                 if !differs && self.is_done() {
-                    // What this rank has sent may have woken peers.
+                    // What this rank has sent may have woken peers; no matter whether it has, the next wait looks a bounded time longer.
                     *self.pace = self.pace.after_waking(Instant::now());
                     return Ok(ready);
                 }

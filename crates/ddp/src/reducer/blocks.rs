@@ -32,7 +32,7 @@ pub(super) use landed::{Arrived, Flight, Landed};
 pub(crate) const IN_FLIGHT: usize = 1;
 
 /// A gradient behind the one of a parameter that comes after it.
-const LATE: &str = "a gradient came out of order, after its bucket had been completed without it: the backward pass of this version of Burn \
+pub(crate) const LATE: &str = "a gradient came out of order, after its bucket had been completed without it: the backward pass of this version of Burn \
                     runs hooks in another order";
 
 /// The buckets of one rank, from the first shard of a step to the last.
@@ -219,7 +219,10 @@ impl Blocks {
                     leaf.extras[0] += micro.weight;
                 }
             }),
-            Event::MicroEnd => self.in_shard(|leaf| leaf.is_last_micro = false),
+            Event::MicroEnd => self.in_shard(|leaf| {
+                leaf.is_last_micro = false;
+                leaf.is_ordered = false;
+            }),
             Event::Extra { slot, value } => self.in_shard(|leaf| leaf.extras[slot] += value),
             Event::Open(buckets) => self.open(buckets),
             Event::Commit => {

@@ -17,7 +17,7 @@ use paceline_collective::{ProcessGroup, Tree};
 
 use super::host::Tail;
 use super::{
-    Event, Finished, Gathered, HostReducer, IN_FLIGHT, Means, Micro, Reducer, Setup, lock,
+    Event, Finished, Gathered, HostReducer, IN_FLIGHT, LATE, Means, Micro, Reducer, Setup, lock,
 };
 use crate::buffer::Value;
 use crate::error::DdpError;
@@ -268,6 +268,7 @@ impl DeviceReducer {
 
     fn end_micro(&self) {
         let mut state = lock(&self.state);
+        state.is_ordered = false;
         for bucket in 0..self.plan.tail() {
             if state.live[bucket].missing > 0 {
                 self.pack(&mut state, bucket);
@@ -607,7 +608,10 @@ impl GradientSink for DeviceReducer {
         let (bucket, position) = self.plan.places[index];
         let mut state = lock(&self.state);
         let Some(slot) = state.live[bucket].pending.get_mut(position) else {
-            // Outside a backward pass of a step: a hooked model used on its own.
+            if state.is_ordered {
+                state.error.get_or_insert(DdpError::Backend(LATE));
+            }
+            // Else it is outside a backward pass of a step: a hooked model used on its own.
             return;
         };
         *slot = Some(gradient);

@@ -161,6 +161,7 @@ impl Reducer for StagedReducer {
                 self.wait_for_room();
             }
             Event::MicroEnd => {
+                self.is_ordered.store(false, Ordering::Relaxed);
                 self.flush(usize::MAX);
                 *lock(&self.passes.waiting) += 1;
             }

@@ -184,7 +184,7 @@ impl<M: Module> ShardStep<'_, M> {
         self.run_part(part, false, pass)
     }
 
-    /// `is_ordered`: it is a single pass from one loss, the shard's last one if it is the last for some parameters.
+    /// `is_ordered`: it is a single pass from one loss; see [`Micro::is_ordered`], for which it must also be the shard's last.
     fn run_part(
         &mut self,
         part: BackwardPart,
