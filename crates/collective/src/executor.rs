@@ -22,11 +22,6 @@ use crate::ticket::{OpTiming, Outcome, Promise, Settled};
 /// Interval of looks while all operations end.
 const IDLE_POLL: Duration = Duration::from_micros(100);
 
-/// Longest call in shared memory that is left to callers: on 2 ranks it takes 2 to 8 us, less than the hand-over to another thread.
-///
-/// *Units*: bytes.
-const LEFT_BYTES_MAX: usize = 64 << 10;
-
 /// Operations that may wait in the queue; a thread that submits one more waits for room.
 pub(crate) const QUEUE_MAX: usize = 1024;
 
@@ -36,10 +31,9 @@ pub(crate) const QUEUE_MAX: usize = 1024;
 ///
 /// - A synchronous call runs on its caller's thread, and what is queued in front of it does too.
 /// - A thread that waits for a ticket runs the operations that are not taken up yet, up to the ticket's own.
-/// - A short asynchronous call with nothing in front of it is left to the thread that waits for the ticket: the communication thread,
-///   whose waking up would take longer than the call, looks for it [within a millisecond](queue::PATIENCE).
-/// - A small one is even [begun](Engine::begin) by its caller, after which peers need nothing more of this rank. The thread that makes the next
-///   call may do the rest of it too.
+/// - A small asynchronous call with nothing in front of it is [begun](Engine::begin) by its caller, after which peers need
+///   nothing more of this rank. The rest is done by the first to come: the thread that waits for the ticket, the one that makes the next
+///   call, or the communication thread, which looks for it [within a millisecond](queue::PATIENCE).
 #[derive(Debug)]
 pub(crate) struct Executor {
     status: Arc<Status>,
@@ -91,8 +85,7 @@ impl Executor {
     pub(crate) fn submit(&self, mut call: Call, operand: Operand) -> (u64, Arc<Outcome>) {
         let submitted = Instant::now();
         let bytes = call.header.total.saturating_mul(call.element_bytes());
-        let is_left = self.begins && bytes <= LEFT_BYTES_MAX && self.status.is_sound();
-        let small = is_left && bytes <= INLINE_BYTES_MAX;
+        let small = self.begins && bytes <= INLINE_BYTES_MAX && self.status.is_sound();
         if small {
             self.finish_met();
         }
@@ -109,11 +102,10 @@ impl Executor {
             queue.crowd -= 1;
         }
         let seq = queue.number(&mut call);
-        let (job, outcome) = self.job(call, operand, Times::of(submitted), is_left);
-        queue.left += u64::from(is_left);
+        let (job, outcome) = self.job(call, operand, Times::of(submitted));
         queue.jobs.push_back(job);
         // The executing thread looks at the queue afterwards.
-        let wake = !queue.running && queue.needs_thread();
+        let wake = !queue.running;
         drop(queue);
         if wake {
             self.work.notify_one();
@@ -123,11 +115,11 @@ impl Executor {
 
     /// Runs an operation to its end.
     pub(crate) fn run(&self, mut call: Call, operand: Operand) -> Settled {
+        let submitted = Instant::now();
         let mut queue = self.queue.lock();
         let seq = queue.number(&mut call);
         if queue.running || !queue.jobs.is_empty() {
-            let times = Times::of(Instant::now());
-            let (job, outcome) = self.job(call, operand, times, false);
+            let (job, outcome) = self.job(call, operand, Times::of(submitted));
             queue.jobs.push_back(job);
             drop(queue);
             return self.settle(seq, &outcome);
@@ -135,7 +127,7 @@ impl Executor {
         queue.running = true;
         drop(queue);
         let turn = Turn(self);
-        let times = Times::at_once(Instant::now());
+        let times = Times::of(submitted);
         let settled = self.execute(&call, operand, times, Runner::Caller);
         drop(turn);
         settled
@@ -209,7 +201,7 @@ impl Executor {
                     self.work.wait(&mut queue);
                 }
                 Next::Look(after) => {
-                    (queue.looks, seen) = (true, queue.left);
+                    (queue.looks, seen) = (true, queue.begun);
                     self.work.wait_for(&mut queue, after);
                 }
                 Next::End => return,
@@ -260,23 +252,26 @@ impl Executor {
     /// Begins an operation that nothing is in front of; the caller has set `running`.
     fn begin(&self, call: Call, operand: Operand, submitted: Instant) -> Arc<Outcome> {
         let turn = Turn(self);
+        let started = Instant::now();
         // The executing thread reports a poisoned lock.
         let begun = match self.engine.lock() {
             Ok(mut engine) => engine.begin(&call, &operand),
             Err(_) => Begun::No,
         };
-        let mut times = Times::of(submitted);
-        if begun != Begun::No {
-            (times.started, times.is_begun) = (Some(submitted), true);
+        let times = Times {
+            submitted,
+            begun: (begun != Begun::No).then_some(started),
+        };
+        if times.begun.is_some() {
             self.recorder
-                .started(&self.entry(&call), submitted, submitted);
+                .started(&self.entry(&call), submitted, started);
         }
         if begun == Begun::Met {
             return Outcome::of(self.execute(&call, operand, times, Runner::Caller));
         }
-        let (job, outcome) = self.job(call, operand, times, true);
+        let (job, outcome) = self.job(call, operand, times);
         let mut queue = self.queue.lock();
-        queue.left += 1;
+        queue.begun += u64::from(times.begun.is_some());
         // Others may have queued up since, behind it.
         queue.jobs.push_front(job);
         drop(queue);
@@ -285,16 +280,10 @@ impl Executor {
     }
 
     /// A numbered call that waits in the queue.
-    fn job(
-        &self,
-        call: Call,
-        operand: Operand,
-        times: Times,
-        is_left: bool,
-    ) -> (Job, Arc<Outcome>) {
+    fn job(&self, call: Call, operand: Operand, times: Times) -> (Job, Arc<Outcome>) {
         // What is submitted to a failed group never starts, and would push out what led to the failure. What was begun is
         // recorded already.
-        if self.status.is_sound() && !times.is_begun {
+        if self.status.is_sound() && times.begun.is_none() {
             self.recorder.submitted(&self.entry(&call), times.submitted);
         }
         let (promise, outcome) = Promise::new(self.status.rank);
@@ -303,7 +292,6 @@ impl Executor {
             operand,
             promise,
             times,
-            is_left,
         };
         (job, outcome)
     }
@@ -325,17 +313,17 @@ impl Executor {
 
     fn execute(&self, call: &Call, mut operand: Operand, times: Times, runner: Runner) -> Settled {
         let status = &*self.status;
-        let submitted = times.submitted;
-        let started = times.started.unwrap_or_else(Instant::now);
+        let Times { submitted, begun } = times;
+        let started = begun.unwrap_or_else(Instant::now);
         let seq = call.header.operation.seq;
         let wait = OpWait::new(status, call.header.operation, started, self.timeout());
-        let ready = match times.is_begun {
+        let ready = match begun {
             // Its peers may all have come before something else failed.
-            true => Ok(()),
-            false => status.health(),
+            Some(_) => Ok(()),
+            None => status.health(),
         };
         let result = ready.and_then(|()| {
-            if !times.is_begun {
+            if begun.is_none() {
                 self.recorder.started(&self.entry(call), submitted, started);
             }
             // A poisoned lock means that an engine panicked: its peers are in no known state.

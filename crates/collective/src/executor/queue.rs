@@ -7,8 +7,8 @@ use crate::call::Call;
 use crate::memory::Operand;
 use crate::ticket::Promise;
 
-/// How long a short operation is left to callers. Of one that its caller has begun the peers have what they need; what waits is the
-/// result, and the notice that a peer has not come.
+/// How long an operation that its caller has begun is left to callers. Its peers have what they need; what waits is
+/// the result, and the notice that a peer has not come.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Operations in the order of their submission.
@@ -20,8 +20,8 @@ pub(super) struct Queue {
     pub(super) closed: bool,
     /// Number of the last operation submitted.
     pub(super) seq: u64,
-    /// Operations that were left to callers, so far.
-    pub(super) left: u64,
+    /// Operations that callers have begun and not seen the end of at once, so far.
+    pub(super) begun: u64,
     /// The communication thread looks at the queue within [`PATIENCE`] without being woken.
     pub(super) looks: bool,
     /// Threads that wait for room.
@@ -35,18 +35,14 @@ pub(super) struct Job {
     pub(super) operand: Operand,
     pub(super) promise: Promise,
     pub(super) times: Times,
-    /// It is short, and left to callers for [`PATIENCE`].
-    pub(super) is_left: bool,
 }
 
 /// How far an operation has come before it is executed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
     pub(super) submitted: Instant,
-    /// When it was started; none as long as it has not been.
-    pub(super) started: Option<Instant>,
-    /// Its caller has begun it.
-    pub(super) is_begun: bool,
+    /// When its caller began it.
+    pub(super) begun: Option<Instant>,
 }
 
 /// What the communication thread does.
@@ -67,16 +63,7 @@ impl Times {
     pub(super) fn of(submitted: Instant) -> Self {
         Self {
             submitted,
-            started: None,
-            is_begun: false,
-        }
-    }
-
-    /// Started by its caller without waiting for anything.
-    pub(super) fn at_once(submitted: Instant) -> Self {
-        Self {
-            started: Some(submitted),
-            ..Self::of(submitted)
+            begun: None,
         }
     }
 }
@@ -95,10 +82,10 @@ impl Queue {
         self.seq
     }
 
-    /// What the communication thread does, which has seen `seen` operations left to callers when it looked last.
+    /// What the communication thread does, which has seen `seen` operations begun when it looked last.
     pub(super) fn next(&self, now: Instant, seen: u64) -> Next {
-        // While callers have operations left to them it is cheaper to look now and then than to be woken for each.
-        let rest = match self.left == seen {
+        // While callers begin operations it is cheaper to look now and then than to be woken for each.
+        let rest = match self.begun == seen {
             true => Next::Sleep,
             false => Next::Look(PATIENCE),
         };
@@ -107,12 +94,16 @@ impl Queue {
             None if self.closed => Next::End,
             None => rest,
             Some(front) => {
-                let age = now.saturating_duration_since(front.times.submitted);
-                let left = PATIENCE.saturating_sub(age);
-                let waits = front.is_left && self.jobs.len() == 1 && !self.closed;
-                match waits && !left.is_zero() {
-                    true => Next::Look(left),
-                    false => Next::Run,
+                let age = |begun: Instant| now.saturating_duration_since(begun);
+                let left = front
+                    .times
+                    .begun
+                    .map(|begun| PATIENCE.checked_sub(age(begun)));
+                match left.flatten() {
+                    Some(left) if !left.is_zero() && self.jobs.len() == 1 && !self.closed => {
+                        Next::Look(left)
+                    }
+                    _ => Next::Run,
                 }
             }
         }
@@ -120,17 +111,18 @@ impl Queue {
 
     /// Whether the communication thread has to be woken, now that nobody executes.
     pub(super) fn needs_thread(&self) -> bool {
+        let begun = |job: &Job| job.times.begun.is_some();
         match self.jobs.front() {
             _ if self.closed => true,
             None => false,
-            Some(front) => !front.is_left || self.jobs.len() > 1 || !self.looks,
+            Some(front) => !begun(front) || self.jobs.len() > 1 || !self.looks,
         }
     }
 
     /// Whether the front was begun by its caller, and nobody executes.
     pub(super) fn has_begun(&self) -> bool {
         let front = self.jobs.front();
-        !self.running && front.is_some_and(|job| job.times.is_begun)
+        !self.running && front.is_some_and(|job| job.times.begun.is_some())
     }
 
     /// The next operation, none when `seq` lies before it.
@@ -149,7 +141,7 @@ mod tests {
     use crate::plan::{Algorithm, Hosts, Kind, Pattern, Spec};
     use crate::tree::Tree;
 
-    fn job(seq: u64, submitted: Instant, is_left: bool) -> Job {
+    fn job(seq: u64, submitted: Instant, begun: Option<Instant>) -> Job {
         let operation = Operation {
             kind: OpKind::Barrier,
             seq,
@@ -177,26 +169,25 @@ mod tests {
             call: Call { header, spec },
             operand: Operand::none(),
             promise: Promise::new(0).0,
-            times: Times::of(submitted),
-            is_left,
+            times: Times { submitted, begun },
         }
     }
 
-    /// A queue of two kinds of operations, in order: left to callers, or not.
-    fn queue(left: &[bool]) -> (Queue, Instant) {
+    /// A queue of two kinds of operations, in order: begun by their caller at the start, or not.
+    fn queue(begun: &[bool]) -> (Queue, Instant) {
         let start = Instant::now();
-        let jobs = left.iter().zip(1..);
-        let jobs = jobs.map(|(left, seq)| job(seq, start, *left));
+        let jobs = begun.iter().zip(1..);
+        let jobs = jobs.map(|(begun, seq)| job(seq, start, begun.then_some(start)));
         let queue = Queue {
             jobs: jobs.collect(),
-            left: left.iter().filter(|left| **left).count() as u64,
+            begun: begun.iter().filter(|begun| **begun).count() as u64,
             ..Queue::default()
         };
         (queue, start)
     }
 
     #[test]
-    fn the_thread_runs_what_is_queued_and_leaves_what_is_short_to_callers_for_a_while() {
+    fn the_thread_runs_what_is_queued_and_leaves_what_was_begun_to_its_caller_for_a_while() {
         let half = PATIENCE / 2;
         let cases: [(&[bool], Duration, Next); 6] = [
             (&[], half, Next::Sleep),
@@ -206,17 +197,17 @@ mod tests {
             (&[true], 9 * PATIENCE, Next::Run),
             (&[true, false], half, Next::Run),
         ];
-        for (left, age, expected) in cases {
-            let (queue, start) = queue(left);
-            let next = queue.next(start + age, queue.left);
-            assert_eq!(next, expected, "{left:?} after {age:?}");
+        for (begun, age, expected) in cases {
+            let (queue, start) = queue(begun);
+            let next = queue.next(start + age, queue.begun);
+            assert_eq!(next, expected, "{begun:?} after {age:?}");
         }
     }
 
     #[test]
-    fn the_thread_looks_now_and_then_while_callers_have_operations_left_to_them() {
+    fn the_thread_looks_now_and_then_while_callers_begin_operations() {
         let (mut queue, start) = queue(&[]);
-        queue.left = 7;
+        queue.begun = 7;
         assert_eq!(queue.next(start, 6), Next::Look(PATIENCE));
         assert_eq!(queue.next(start, 7), Next::Sleep);
         queue.running = true;
@@ -225,32 +216,32 @@ mod tests {
 
     #[test]
     fn the_thread_ends_after_everything_has_run() {
-        for (left, running, expected) in [
+        for (begun, running, expected) in [
             (&[][..], false, Next::End),
             (&[], true, Next::Sleep),
             (&[true], false, Next::Run),
             (&[true], true, Next::Sleep),
             (&[false], false, Next::Run),
         ] {
-            let (mut queue, start) = queue(left);
+            let (mut queue, start) = queue(begun);
             (queue.closed, queue.running) = (true, running);
-            assert_eq!(queue.next(start, queue.left), expected, "{left:?}");
+            assert_eq!(queue.next(start, queue.begun), expected, "{begun:?}");
             assert!(queue.needs_thread());
         }
     }
 
     #[test]
-    fn the_thread_is_woken_unless_it_looks_by_itself_at_the_only_one_left_to_callers() {
-        for (left, looks, expected) in [
+    fn the_thread_is_woken_unless_it_looks_by_itself_at_the_only_one_begun() {
+        for (begun, looks, expected) in [
             (&[][..], false, false),
             (&[true], true, false),
             (&[true], false, true),
             (&[true, false], true, true),
             (&[false], true, true),
         ] {
-            let (mut queue, _) = queue(left);
+            let (mut queue, _) = queue(begun);
             queue.looks = looks;
-            assert_eq!(queue.needs_thread(), expected, "{left:?} {looks}");
+            assert_eq!(queue.needs_thread(), expected, "{begun:?} {looks}");
         }
     }
 
