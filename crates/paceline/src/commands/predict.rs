@@ -42,17 +42,27 @@ fn predict(model: &Classifier, input: &Path, to: impl Write) -> Result<io::Resul
     let mut to = csv::Writer::from_writer(to);
     let names = model.classes().iter().map(|name| format!("p({name})"));
     let head = ["class".to_owned(), "probability".to_owned()];
-    let mut written = to.write_record(head.into_iter().chain(names));
+    let head: Vec<String> = head.into_iter().chain(names).collect();
+    let (mut written, mut has_head) = (Ok(()), false);
     let predicted = model.predict(input, |prediction| {
+        // Not before, so that nothing is written for a file that cannot be read.
+        if !std::mem::replace(&mut has_head, true) {
+            written = to.write_record(&head);
+        }
         let class = &model.classes()[prediction.class];
         let best = prediction.probabilities[prediction.class];
         let probabilities = [best]
             .into_iter()
             .chain(prediction.probabilities.iter().copied());
         let row = probabilities.map(|probability| format!("{probability:.6}"));
-        written = to.write_record([class.clone()].into_iter().chain(row));
+        if written.is_ok() {
+            written = to.write_record([class.clone()].into_iter().chain(row));
+        }
         written.is_ok()
     });
+    if predicted.is_ok() && !has_head {
+        written = to.write_record(&head);
+    }
     let flushed = to.flush();
     predicted.map_err(|error: TrainError| failed(None, &error))?;
     Ok(written.map_err(io::Error::from).and(flushed))
