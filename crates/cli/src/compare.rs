@@ -52,9 +52,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     let files = [(&args.csv, comparison.csv()), (&args.svg, comparison.svg())];
     for (file, text) in files {
         let Some(file) = file else { continue };
-        write_beside(file, text.as_bytes()).map_err(|error| {
-            Failure::environment(format!("{} cannot be written: {error}", file.display()))
-        })?;
+        write_beside(file, text.as_bytes()).map_err(|error| Failure::unwritten(file, &error))?;
     }
     let text = match args.json {
         true => comparison.json(),

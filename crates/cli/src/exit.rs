@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::num::NonZeroU8;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
@@ -94,6 +95,11 @@ impl Failure {
     /// The machine lacks something.
     pub fn environment(message: impl fmt::Display) -> Self {
         Self::new(Exit::Environment, message, None)
+    }
+
+    /// A file cannot be written.
+    pub fn unwritten(path: &Path, error: &io::Error) -> Self {
+        Self::environment(format!("{} cannot be written: {error}", path.display()))
     }
 
     /// How the program ends.

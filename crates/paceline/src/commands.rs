@@ -11,15 +11,9 @@ pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod train;
 
-use std::fs::{self, File, Permissions};
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-
 use paceline_cli::exit::{Exit, Failure};
 use paceline_train::config::ConfigError;
 use paceline_train::{FailureClass, TrainError};
-use tempfile::Builder;
 
 /// The failure for settings that cannot be used.
 fn wrong_settings(error: ConfigError) -> Failure {
@@ -40,35 +34,6 @@ fn failed(rank: Option<usize>, error: &TrainError) -> Failure {
         None => error.to_string(),
     };
     Failure::new(exit, message, error.hint())
-}
-
-/// Writes a file beside the wanted one, which it replaces once it is complete.
-///
-/// *Errors*: the system's.
-fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<(), Failure> {
-    let written = || {
-        // A device or a pipe is written to, and a link means the file that it points to.
-        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return write(&File::options().write(true).open(path)?);
-        }
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let folder = match path.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
-        // As any new file, subject to the user's umask.
-        let permissions = Permissions::from_mode(0o666);
-        let beside = Builder::new()
-            .permissions(permissions)
-            .tempfile_in(folder)?;
-        write(beside.as_file())?;
-        beside.as_file().sync_all()?;
-        beside.persist(path)?;
-        Ok(())
-    };
-    written().map_err(|error: io::Error| {
-        Failure::environment(format!("cannot write {}: {error}", path.display()))
-    })
 }
 
 /// Lets glibc's allocator keep the memory that a step frees for the next step. By default it gives the end of its heap back to

@@ -79,11 +79,8 @@ pub(super) fn run(
     strikes: &[Strike],
 ) -> Result<Trial, Failure> {
     let shared_before = shared_memory();
-    let [output, errors] = [&setting.output, &setting.errors].map(|path| {
-        File::create(path).map_err(|error| {
-            Failure::environment(format!("{} cannot be written: {error}", path.display()))
-        })
-    });
+    let [output, errors] = [&setting.output, &setting.errors]
+        .map(|path| File::create(path).map_err(|error| Failure::unwritten(path, &error)));
     let streams = (output?, errors?);
     let pending = |strike: &Strike| Pending {
         strike: *strike,

@@ -53,9 +53,8 @@ pub(super) fn run(args: &UsageArgs) -> Result<Exit, Failure> {
     })?;
     let lang = lang(args.lang);
     if let Some(file) = &args.svg {
-        write_beside(file, report.svg(lang).as_bytes()).map_err(|error| {
-            Failure::environment(format!("{} cannot be written: {error}", file.display()))
-        })?;
+        write_beside(file, report.svg(lang).as_bytes())
+            .map_err(|error| Failure::unwritten(file, &error))?;
     }
     let text = match args.json {
         true => report.json(),

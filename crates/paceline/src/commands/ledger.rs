@@ -35,9 +35,8 @@ pub(crate) fn verify(args: &LedgerArgs) -> Result<Exit, Failure> {
     let audit = ledger::audit(folder);
     let audit = audit.map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
     if let Some(file) = &args.svg {
-        write_beside(file, picture(&audit).svg().as_bytes()).map_err(|error| {
-            Failure::environment(format!("{} cannot be written: {error}", file.display()))
-        })?;
+        write_beside(file, picture(&audit).svg().as_bytes())
+            .map_err(|error| Failure::unwritten(file, &error))?;
     }
     let text = match args.json {
         true => serde_json::to_string(&audit).expect("plain data encodes") + "\n",

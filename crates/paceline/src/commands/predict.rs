@@ -6,9 +6,10 @@ use std::path::Path;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_train::{Classifier, TrainError};
+use paceline_usage::files::replace;
 
+use super::failed;
 use super::train::run_or_newest;
-use super::{failed, replace};
 use crate::cli::PredictArgs;
 
 /// Prints a line for each sample, or writes them to a file beside the wanted one that replaces it at the end.
@@ -31,7 +32,7 @@ pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     });
     match failure {
         Some(failure) => Err(failure),
-        None => written.map(|()| Exit::Done),
+        None => (written.map(|()| Exit::Done)).map_err(|error| Failure::unwritten(path, &error)),
     }
 }
 

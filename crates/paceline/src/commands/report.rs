@@ -7,9 +7,10 @@ use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_train::page;
 use paceline_usage::Lang;
+use paceline_usage::files::write_beside;
 
+use super::failed;
 use super::train::run_or_newest;
-use super::{failed, replace};
 use crate::cli::ReportArgs;
 
 /// Writes the page, and prints where it is.
@@ -28,6 +29,6 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Exit, Failure> {
         [run] => run.join("report.html"),
         _ => PathBuf::from("report.html"),
     });
-    replace(&path, |mut file| file.write_all(html.as_bytes()))?;
+    write_beside(&path, html.as_bytes()).map_err(|error| Failure::unwritten(&path, &error))?;
     finish(writeln!(io::stdout(), "{}", path.display()))
 }
