@@ -5,11 +5,10 @@ use std::io::{self, Write};
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_gpu::{columns, words};
-use paceline_train::config::Resolved;
 use paceline_train::{ClassFigures, Evaluation, eval};
 
-use super::train::run_or_newest;
-use super::{failed, wrong_settings};
+use super::failed;
+use super::train::{run_or_newest, settings_of};
 use crate::cli::EvalArgs;
 
 /// Most classes in a confusion matrix; with more, the pairs confused most often are listed.
@@ -25,10 +24,7 @@ const CLASSES_MAX: usize = 100;
 ///
 /// *Errors*: no such run, or one without a checkpoint; data that cannot be used.
 pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
-    let saved = run_or_newest(args.run.as_deref())?;
-    let resolved = Resolved::from_saved(&saved.settings).map_err(wrong_settings)?;
-    let mut config = resolved.config().clone();
-    config.run_dir = saved.folder;
+    let mut config = settings_of(run_or_newest(args.run.as_deref())?)?;
     if args.label_column.is_some() {
         config.label_column.clone_from(&args.label_column);
     }

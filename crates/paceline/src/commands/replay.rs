@@ -6,11 +6,9 @@ use paceline_checkpoint::digests::Difference;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_gpu::words;
-use paceline_train::config::Resolved;
 use paceline_train::{Replayed, replay};
 
-use super::train::saved_run;
-use super::wrong_settings;
+use super::train::{saved_run, settings_of};
 use crate::cli::ReplayArgs;
 
 /// Most tensors in an error.
@@ -20,10 +18,7 @@ const TENSORS_MAX: usize = 4;
 ///
 /// *Errors*: a shard that differs; nothing to compare with.
 pub(crate) fn run(args: &ReplayArgs) -> Result<Exit, Failure> {
-    let settings = saved_run(args.run.clone())?.settings;
-    let resolved = Resolved::from_saved(&settings).map_err(wrong_settings)?;
-    let mut config = resolved.config().clone();
-    config.run_dir.clone_from(&args.run);
+    let mut config = settings_of(saved_run(args.run.clone())?)?;
     config.data = args.data.clone().or(config.data);
     let replayed = replay(&config, args.replay)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;

@@ -283,6 +283,14 @@ pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     Ok(SavedRun { folder, settings })
 }
 
+/// The settings of a run, for a command that uses it again where it is now.
+pub(super) fn settings_of(run: SavedRun) -> Result<TrainConfig, Failure> {
+    let resolved = Resolved::from_saved(&run.settings).map_err(wrong_settings)?;
+    let mut config = resolved.config().clone();
+    config.run_dir = run.folder;
+    Ok(config)
+}
+
 /// The run in a folder, or the newest one.
 pub(super) fn run_or_newest(folder: Option<&Path>) -> Result<SavedRun, Failure> {
     match folder {
