@@ -7,17 +7,15 @@ use std::path::Path;
 use burn::tensor::{Int, Tensor};
 use paceline_checkpoint::CheckpointError;
 use paceline_ddp::Precision;
-use paceline_ddp::sampler::{EvalOptions, eval_split};
 use serde::Serialize;
 
 use crate::classifier::Classifier;
 use crate::config::{Task, TrainConfig};
 use crate::data;
 use crate::error::TrainError;
-use crate::evaluate::Sums;
+use crate::evaluate::{Sums, of_shard, split};
 use crate::generate::Generator;
 use crate::language::Text;
-use crate::scores::{Classes, Scores};
 use crate::task::{Part, TrainTask};
 
 /// What an evaluation has found.
@@ -51,9 +49,9 @@ pub struct ClassFigures {
     pub name: String,
     /// Samples of this class.
     pub samples: u64,
-    /// Share of the samples taken for this class that are of it; `None` if there is none.
+    /// Right predictions of this class over all predictions of it; `None` if it was never predicted.
     pub precision: Option<f64>,
-    /// Share of the samples of this class that were taken for it; `None` if there is none.
+    /// Right predictions of this class over its samples; `None` if it has no sample.
     pub recall: Option<f64>,
     /// Harmonic mean of precision and recall; `None` if the class neither occurs nor is predicted.
     pub f1: Option<f64>,
@@ -102,8 +100,9 @@ fn classes(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Trai
     let score = |samples: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, samples.clone());
         let scores = task.scores(&model.net, &batch, Precision::F32, &model.device);
-        count(&scores, &mut table);
-        scores.sums()
+        let best = scores.best()?;
+        count(&scores.right, &best, &mut table);
+        scores.sums_with(best)
     };
     let sums = sums(&task, Part::HeldOut, shards(config, path), score)?;
     let confusion = table.into_iter();
@@ -165,23 +164,12 @@ fn sums<T: TrainTask>(
     shards: usize,
     mut score: impl FnMut(&Range<usize>) -> Result<Sums, TrainError>,
 ) -> Result<Sums, TrainError> {
-    let len = task.len(part);
-    if len == 0 {
+    if task.len(part) == 0 {
         return Ok(Sums::default());
     }
-    let split = eval_split(&EvalOptions {
-        len,
-        shards,
-        batch: task.evaluation_batch(),
-    })?;
-    let mut all = Sums::default();
-    for batches in &split {
-        let shard = batches.iter().try_fold(Sums::default(), |sums, batch| {
-            Ok::<_, TrainError>(sums.add(score(batch)?))
-        });
-        all = all.add(shard?);
-    }
-    Ok(all)
+    let split = split(task, part, shards)?;
+    let mut shards = split.iter().map(|batches| of_shard(batches, &mut score));
+    shards.try_fold(Sums::default(), |all, shard| Ok(all.add(shard?)))
 }
 
 fn evaluation(
@@ -209,13 +197,9 @@ fn evaluation(
 }
 
 /// Counts which class each sample was taken for.
-fn count(scores: &Scores, table: &mut BTreeMap<(u32, u32), u64>) {
-    let Classes::Whole(of_classes) = &scores.classes else {
-        unreachable!("a classifier is whole");
-    };
-    let numbers = |tensor: Tensor<1, Int>| tensor.into_data().iter::<u32>().collect::<Vec<_>>();
-    let best = numbers(of_classes.clone().argmax(1).flatten(0, 1));
-    for pair in numbers(scores.right.clone()).into_iter().zip(best) {
+fn count(right: &Tensor<1, Int>, best: &Tensor<1, Int>, table: &mut BTreeMap<(u32, u32), u64>) {
+    let numbers = |tensor: &Tensor<1, Int>| tensor.to_data().iter::<u32>().collect::<Vec<_>>();
+    for pair in numbers(right).into_iter().zip(numbers(best)) {
         *table.entry(pair).or_default() += 1;
     }
 }

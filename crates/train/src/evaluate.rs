@@ -57,15 +57,10 @@ pub(crate) fn evaluate<T: TrainTask>(
     stages: Option<&mut (dyn Stages<T> + 'static)>,
     group: &ProcessGroup,
 ) -> Result<Sums, TrainError> {
-    let len = task.len(Part::HeldOut);
-    if len == 0 {
+    if task.len(Part::HeldOut) == 0 {
         return Ok(Sums::default());
     }
-    let split = eval_split(&EvalOptions {
-        len,
-        shards: ddp.shard_count(),
-        batch: task.evaluation_batch(),
-    })?;
+    let split = split(task, Part::HeldOut, ddp.shard_count())?;
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, indices.clone());
@@ -77,21 +72,38 @@ pub(crate) fn evaluate<T: TrainTask>(
         let all = group.all_gather_bytes(&encode(&mine))?.concat();
         return Ok(total(&all));
     }
-    let one_shard = |net: &T::Model, batches: &Vec<Range<usize>>| {
-        let mut sums = batches.iter().map(|indices| one_batch(net, indices));
-        sums.try_fold(Sums::default(), |all, sums| {
-            Ok::<_, TrainError>(all.add(sums?))
-        })
-    };
     let all = ddp.with_recovery(|ddp| {
         let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
             let shards = split[ddp.shards()].iter();
-            shards.map(|batches| one_shard(net, batches)).collect()
+            let one_batch = |indices: &Range<usize>| one_batch(net, indices);
+            shards.map(|batches| of_shard(batches, one_batch)).collect()
         })?;
         let all = ddp.group().all_gather_bytes(&encode(&mine?))?;
         Ok::<_, TrainError>(all.concat())
     })?;
     Ok(total(&all))
+}
+
+/// The batches of each shard, of a part that is not empty.
+pub(crate) fn split<T: TrainTask>(
+    task: &T,
+    part: Part,
+    shards: usize,
+) -> Result<Vec<Vec<Range<usize>>>, TrainError> {
+    Ok(eval_split(&EvalOptions {
+        len: task.len(part),
+        shards,
+        batch: task.evaluation_batch(),
+    })?)
+}
+
+/// The sums over a shard's batches, in order.
+pub(crate) fn of_shard(
+    batches: &[Range<usize>],
+    one_batch: impl FnMut(&Range<usize>) -> Result<Sums, TrainError>,
+) -> Result<Sums, TrainError> {
+    let mut sums = batches.iter().map(one_batch);
+    sums.try_fold(Sums::default(), |all, sums| Ok(all.add(sums?)))
 }
 
 /// The sums of all ranks' shards, which are in the order of ranks.

@@ -52,14 +52,28 @@ impl Scores {
         }
     }
 
+    /// The class with the highest score of each prediction, the first of equals.
+    ///
+    /// *Errors*: failed collectives.
+    pub(crate) fn best(&self) -> Result<Tensor<1, Int>, TrainError> {
+        Ok(match &self.classes {
+            Classes::Whole(scores) => scores.clone().argmax(1).flatten(0, 1),
+            Classes::Parts(tp, scores, classes) => tp.argmax(scores.clone(), *classes)?,
+        })
+    }
+
     /// The sums over the predictions.
     ///
     /// *Errors*: failed collectives.
     pub(crate) fn sums(self) -> Result<Sums, TrainError> {
-        let best = match &self.classes {
-            Classes::Whole(scores) => scores.clone().argmax(1).flatten::<1>(0, 1),
-            Classes::Parts(tp, scores, classes) => tp.argmax(scores.clone(), *classes)?,
-        };
+        let best = self.best()?;
+        self.sums_with(best)
+    }
+
+    /// The same, where the [best](Self::best) classes are known.
+    ///
+    /// *Errors*: failed collectives.
+    pub(crate) fn sums_with(self, best: Tensor<1, Int>) -> Result<Sums, TrainError> {
         let count = self.count();
         let correct: i64 = best.equal(self.right.clone()).int().sum().into_scalar();
         let loss: f32 = self.loss().into_scalar();

@@ -23,7 +23,7 @@ pub(crate) fn newest(run: &Path) -> Result<SavedModel, TrainError> {
 
 /// An entry of the checkpoint's metadata, which is JSON.
 ///
-/// *Errors*: `Misfit` if there is none or it is something else.
+/// *Errors*: `Misfit` if the entry is missing or is not of this type.
 pub(crate) fn entry<T: DeserializeOwned>(saved: &SavedModel, name: &str) -> Result<T, TrainError> {
     let misfit = |what| misfit(saved, what);
     let text = saved.metadata().get(name).ok_or_else(|| {

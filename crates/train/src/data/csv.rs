@@ -81,18 +81,17 @@ fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
 
 /// The rows of a CSV file, all held out, as a classifier with this schema reads them.
 ///
-/// *Errors*: as [`load`]; a column of the schema that is missing; a label that is none of its classes.
+/// *Errors*: as [`load`]; the file lacks a column of the schema; a label is not among its classes.
 pub fn load_as(options: &CsvOptions, schema: &Schema) -> Result<Dataset, DataError> {
     let read = || {
         let mut rows = Rows::open(&options.path)?;
         let columns = Columns::read(options, &mut rows)?.picked(&schema.columns)?;
         let table = Table::read(&columns, &mut rows)?;
         let labels = table.labels.among(&schema.classes, &columns)?;
-        let far = |column: usize| too_far(&schema.columns[column]);
         Ok(Dataset {
             name: name(&options.path),
             schema: schema.clone(),
-            values: Scale::of(&schema.scaling).all(&table.values).map_err(far)?,
+            values: columns.scaled(&Scale::of(&schema.scaling), &table.values)?,
             split: Split::all_held_out(labels.len()),
             labels,
         })
@@ -133,12 +132,7 @@ impl Unlabelled {
         };
         let mut cells = Vec::with_capacity(self.columns.width());
         self.columns.numbers(&row, &mut cells)?;
-        let scaled = self.scale.all(&cells);
-        let scaled = scaled.map_err(|column| {
-            let column = self.columns.features().nth(column).unwrap_or_default();
-            too_far(&column)
-        })?;
-        values.extend(scaled);
+        values.extend(self.columns.scaled(&self.scale, &cells)?);
         Ok(true)
     }
 
@@ -148,14 +142,6 @@ impl Unlabelled {
     pub fn next(&mut self, values: &mut Vec<f32>) -> Result<bool, DataError> {
         self.read(values).map_err(|problem| problem.of(&self.path))
     }
-}
-
-/// A value is beyond `f32` once it is scaled.
-fn too_far(column: &str) -> DataProblem {
-    DataProblem::new(format!(
-        "column {:?} has a value too far from those that the model was trained on",
-        quote(column)
-    ))
 }
 
 fn name(path: &Path) -> String {
@@ -246,6 +232,16 @@ impl Columns {
     fn label_cell<'a>(&'a self, line: u64, text: &'a str) -> Cell<'a> {
         let name = self.label.map_or(LABEL_COLUMN, |label| &self.names[label]);
         Cell { line, name, text }
+    }
+
+    /// Features of whole rows, scaled as those that a model was trained on.
+    fn scaled(&self, scale: &Scale, values: &[f64]) -> Result<Vec<f32>, DataProblem> {
+        scale.all(values).map_err(|column| {
+            let column = quote(&self.names[self.picked[column]]);
+            DataProblem::new(format!(
+                "column {column:?} has a value too far from those that the model was trained on"
+            ))
+        })
     }
 
     /// Appends the features of a row to `values`.
@@ -346,7 +342,7 @@ impl Labels {
 
     /// The class of each row.
     ///
-    /// *Errors*: the first label that is none of `classes`.
+    /// *Errors*: the first label that is not among `classes`.
     fn among(self, classes: &[String], columns: &Columns) -> Result<Vec<u32>, DataProblem> {
         let at: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
         let find = |(text, line): &(String, u64)| {

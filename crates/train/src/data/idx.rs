@@ -55,7 +55,7 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
 
 /// The held-out images of such a folder, as a classifier with this schema reads them.
 ///
-/// *Errors*: as [`load`]; images of another size; a label that is none of the schema's classes.
+/// *Errors*: as [`load`]; images of another size; a label that is not among the schema's classes.
 pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     let [_, _, images, labels] = FILES;
     let images = read_part(folder, [images, labels])?;
