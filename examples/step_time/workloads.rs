@@ -39,101 +39,39 @@ pub(crate) trait Workload: Module {
     fn scores(&self, input: Self::Input) -> Tensor<2>;
 }
 
-impl Workload for Mlp {
-    type Input = Tensor<2>;
+/// A network that classifies noise of this shape.
+macro_rules! classifies_images {
+    ($net:ty, $name:literal, $batch:literal, [$($side:literal),+], $rank:literal) => {
+        impl Workload for $net {
+            type Input = Tensor<$rank>;
 
-    const NAME: &'static str = "mlp";
-    const BATCH: usize = 128;
+            const NAME: &'static str = $name;
+            const BATCH: usize = $batch;
 
-    fn new(device: &Device) -> Self {
-        Self::new(device)
-    }
+            fn new(device: &Device) -> Self {
+                Self::new(device)
+            }
 
-    fn samples(
-        batch: usize,
-        shard: usize,
-        precision: Precision,
-        device: &Device,
-    ) -> (Tensor<2>, Tensor<1, Int>) {
-        images([batch, 784], shard, precision, device)
-    }
+            fn samples(
+                batch: usize,
+                shard: usize,
+                precision: Precision,
+                device: &Device,
+            ) -> (Self::Input, Tensor<1, Int>) {
+                images([batch, $($side),+], shard, precision, device)
+            }
 
-    fn scores(&self, input: Tensor<2>) -> Tensor<2> {
-        self.forward(input)
-    }
+            fn scores(&self, input: Self::Input) -> Tensor<2> {
+                self.forward(input)
+            }
+        }
+    };
 }
 
-impl Workload for ResNet20 {
-    type Input = Tensor<4>;
-
-    const NAME: &'static str = "resnet20";
-    const BATCH: usize = 64;
-
-    fn new(device: &Device) -> Self {
-        Self::new(device)
-    }
-
-    fn samples(
-        batch: usize,
-        shard: usize,
-        precision: Precision,
-        device: &Device,
-    ) -> (Tensor<4>, Tensor<1, Int>) {
-        images([batch, 3, 32, 32], shard, precision, device)
-    }
-
-    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
-        self.forward(input)
-    }
-}
-
-impl Workload for ResNet50 {
-    type Input = Tensor<4>;
-
-    const NAME: &'static str = "resnet50";
-    const BATCH: usize = 4;
-
-    fn new(device: &Device) -> Self {
-        Self::new(device)
-    }
-
-    fn samples(
-        batch: usize,
-        shard: usize,
-        precision: Precision,
-        device: &Device,
-    ) -> (Tensor<4>, Tensor<1, Int>) {
-        images([batch, 3, 224, 224], shard, precision, device)
-    }
-
-    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
-        self.forward(input)
-    }
-}
-
-impl Workload for Vit {
-    type Input = Tensor<4>;
-
-    const NAME: &'static str = "vit";
-    const BATCH: usize = 8;
-
-    fn new(device: &Device) -> Self {
-        Self::new(device)
-    }
-
-    fn samples(
-        batch: usize,
-        shard: usize,
-        precision: Precision,
-        device: &Device,
-    ) -> (Tensor<4>, Tensor<1, Int>) {
-        images([batch, 3, 224, 224], shard, precision, device)
-    }
-
-    fn scores(&self, input: Tensor<4>) -> Tensor<2> {
-        self.forward(input)
-    }
-}
+classifies_images!(Mlp, "mlp", 128, [784], 2);
+classifies_images!(ResNet20, "resnet20", 64, [3, 32, 32], 4);
+classifies_images!(ResNet50, "resnet50", 4, [3, 224, 224], 4);
+classifies_images!(Vit, "vit", 8, [3, 224, 224], 4);
 
 const GPT: GptConfig = GptConfig {
     vocabulary: 512,
