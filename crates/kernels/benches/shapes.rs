@@ -13,7 +13,7 @@ use paceline_kernels::{AdamW, After, Attention, BatchNorm, Conv, Gemm, Isa, Kern
 const MEASURED: Duration = Duration::from_millis(20);
 
 /// Images, channels, side, outputs, taps, stride.
-const CONVS: [(&str, [usize; 6]); 12] = [
+const CONVS: [(&str, [usize; 6]); 16] = [
     ("digits conv1", [64, 1, 8, 16, 3, 1]),
     ("digits conv2", [64, 16, 8, 32, 3, 1]),
     ("resnet20 first", [64, 3, 32, 16, 3, 1]),
@@ -26,6 +26,10 @@ const CONVS: [(&str, [usize; 6]); 12] = [
     ("resnet50 1x1, 56", [2, 64, 56, 256, 1, 1]),
     ("resnet50 3x3, 14", [2, 256, 14, 256, 3, 1]),
     ("resnet50 3x3, down", [2, 128, 56, 128, 3, 2]),
+    ("resnet50 1x1, 14", [2, 1024, 14, 256, 1, 1]),
+    ("resnet50 1x1, 7", [2, 512, 7, 2048, 1, 1]),
+    ("resnet50 1x1, down", [2, 256, 56, 512, 1, 2]),
+    ("resnet50 3x3, 7", [2, 512, 7, 512, 3, 1]),
 ];
 
 /// Rows, inputs, outputs.

@@ -412,24 +412,22 @@ impl<const WIDTH: usize> Panels<WIDTH> {
         kernels: Kernels,
         (a, rows, steps): (&[f32], &[u32], &[u32]),
         columns: usize,
-        mut out: Out<'_>,
+        out: Out<'_>,
         out_step: usize,
     ) {
-        let panels = self.values.rows::<WIDTH>();
-        for panel in 0..columns.div_ceil(WIDTH) {
-            kernels.run(Product {
-                a: Left::Windows {
-                    values: a,
-                    rows,
-                    steps,
-                },
-                b: &panels[panel * self.steps..][..self.steps],
-                first: &[0.0; WIDTH],
-                out: out.after(panel * WIDTH),
-                out_step,
-                lanes: WIDTH,
-            });
-        }
+        kernels.run(Product {
+            a: Left::Windows {
+                values: a,
+                rows,
+                steps,
+            },
+            b: self.values.rows::<WIDTH>(),
+            b_step: self.steps,
+            first: &[],
+            out,
+            out_step,
+            columns: columns.next_multiple_of(WIDTH),
+        });
     }
 }
 

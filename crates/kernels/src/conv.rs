@@ -7,7 +7,9 @@
 
 use std::mem::MaybeUninit;
 
+use crate::gemm::View;
 use crate::isa::Kernels;
+use crate::pointwise::Pointwise;
 use crate::product::{Left, Out, PIECE, Product};
 use crate::scratch::Scratch;
 use crate::sums::sum;
@@ -16,6 +18,10 @@ use crate::transpose::{to_planes, to_rows};
 
 /// Positions of an output that are computed before they are written to its planes.
 const BLOCK: usize = 96;
+/// Steps whose weights stay in the nearest cache while a block of positions passes. Later steps go on with the same chains.
+const CACHED: usize = 144;
+/// Values of an output's gradient that are copied at once for that of the weight. They stay in the second cache.
+const SPAN_VALUES: usize = 1 << 17;
 /// Values of images that the gradient of a weight has at once, at least those of one image. Part of the bits.
 const BATCH_VALUES: usize = 1 << 18;
 
@@ -86,6 +92,16 @@ impl Conv {
         [images, outputs, side(0), side(1)]
     }
 
+    /// The weight as a matrix with a row for each output.
+    fn matrix<'a>(&self, weight: &'a [f32]) -> View<'a> {
+        View {
+            values: weight,
+            rows: self.weight[0],
+            columns: self.weight[1..].iter().product(),
+            transposed: false,
+        }
+    }
+
     /// Side of a window.
     fn window(&self, dim: usize) -> usize {
         assert!(self.weight[2 + dim] > 0, "a weight with taps");
@@ -100,12 +116,6 @@ impl Conv {
     fn taps(&self, dim: usize) -> impl Iterator<Item = (usize, isize)> + Clone {
         let dilation = self.dilation[dim];
         (0..self.weight[2 + dim]).map(move |tap| (tap, (tap * dilation) as isize))
-    }
-
-    /// Where the weight has this tap.
-    fn at(&self, output: usize, channel: usize, [row, column]: [usize; 2]) -> usize {
-        let [_, channels, height, width] = self.weight;
-        ((output * channels + channel) * height + row) * width + column
     }
 
     fn check(&self, x: Option<&[f32]>, weight: Option<&[f32]>, gradient: Option<&[f32]>) {
@@ -141,19 +151,17 @@ impl Conv {
             .flat_map(|row| (0..width).map(move |column| [row, column]))
             .map(|place| [0, 1].map(|dim| place[dim] * self.stride[dim]));
         let mut steps = Vec::new();
-        let mut taps = Vec::new();
         for channel in 0..channels {
-            for (row, down) in self.taps(0) {
-                for (column, right) in self.taps(1) {
+            for (_, down) in self.taps(0) {
+                for (_, right) in self.taps(1) {
                     steps.push(window.offset(channel, [down as usize, right as usize]));
-                    taps.push((channel, [row, column]));
                 }
             }
         }
+        let of_output = steps.len();
         let packed = weight.map(|weight| {
-            panels::<WIDTH>(self.groups, outputs, steps.len(), |output, step| {
-                let (channel, tap) = taps[step];
-                weight[self.at(output, channel, tap)]
+            panels::<WIDTH>(self.groups, outputs, of_output, |output, lanes, rows| {
+                to_rows(&weight[output * of_output..], of_output, lanes, rows);
             })
         });
         let part = Part {
@@ -215,31 +223,49 @@ impl Conv {
             let low = ends.clone().map(|(low, _)| low).min();
             low.zip(ends.map(|(_, high)| high).max())
         }));
+        let all_taps = self.weight[2] * self.weight[3];
         let mut parts = Vec::new();
         for (top, height, rows) in &reached[0] {
             for (left, width, columns) in &reached[1] {
                 let grid = || (0..*height).flat_map(|y| (0..*width).map(move |x| [y, x]));
+                let reaching = || {
+                    let of_row = |row| columns.iter().map(move |column| [row, column]);
+                    rows.iter().flat_map(of_row)
+                };
                 let mut steps = Vec::new();
-                let mut taps = Vec::new();
                 for output in 0..outputs {
-                    for (row, y) in rows {
-                        for (column, x) in columns {
-                            steps.push(window.offset(output, window.inside([*y, *x])));
-                            taps.push((output, [*row, *column]));
+                    let offset = |[row, column]: [&(usize, isize); 2]| {
+                        window.offset(output, window.inside([row.1, column.1]))
+                    };
+                    steps.extend(reaching().map(offset));
+                }
+                let taps: Vec<usize> = reaching()
+                    .map(|[row, column]| row.0 * self.weight[3] + column.0)
+                    .collect();
+                let pack = |channel: usize, lanes: usize, rows: &mut [[f32; WIDTH]]| {
+                    let (group, channel) = (channel / channels, channel % channels);
+                    let of_output = rows.chunks_exact_mut(taps.len().max(1));
+                    for (rows, output) in of_output.zip(group * outputs..) {
+                        let weight = &weight[(output * channels + channel) * all_taps..];
+                        if taps.len() == all_taps {
+                            to_rows(weight, all_taps, lanes, rows);
+                            continue;
+                        }
+                        for (row, tap) in rows.iter_mut().zip(&taps) {
+                            let values = weight[*tap..].iter().step_by(all_taps);
+                            row[lanes..].fill(0.0);
+                            for (lane, value) in row[..lanes].iter_mut().zip(values) {
+                                *lane = *value;
+                            }
                         }
                     }
-                }
-                let of_step = |channel: usize, step: usize| {
-                    let (output, tap) = taps[step];
-                    let group = channel / channels;
-                    weight[self.at(group * outputs + output, channel % channels, tap)]
                 };
                 let places = grid().map(|[y, x]| {
                     (top + y * self.stride[0]) * self.input[3] + left + x * self.stride[1]
                 });
                 parts.push(Part {
                     rows: grid().map(|place| window.offset(0, place)).collect(),
-                    panels: panels::<WIDTH>(self.groups, channels, steps.len(), of_step),
+                    panels: panels::<WIDTH>(self.groups, channels, steps.len(), pack),
                     steps,
                     places: (self.stride != [1, 1]).then(|| places.collect()),
                 });
@@ -263,25 +289,23 @@ fn lanes<const WIDTH: usize>(value: impl FnMut(usize) -> f32) -> [f32; WIDTH] {
     std::array::from_fn(value)
 }
 
-/// For each group and panel of its outputs, a row for each step. `of_step` gets the output's number among all.
+/// For each group and panel of its outputs, a row for each step. `pack` gets the first output's number among all, how many there are in the
+/// panel, and the rows, which it writes.
 fn panels<const WIDTH: usize>(
     groups: usize,
     outputs: usize,
     steps: usize,
-    of_step: impl Fn(usize, usize) -> f32,
+    pack: impl Fn(usize, usize, &mut [[f32; WIDTH]]) + Sync,
 ) -> Scratch {
-    let mut panels = Scratch::new(groups * outputs.div_ceil(WIDTH) * steps * WIDTH);
-    let mut rows = panels.rows_mut().iter_mut();
-    for group in 0..groups {
-        for first in (0..outputs).step_by(WIDTH) {
-            for (step, row) in (0..steps).zip(&mut rows) {
-                *row = lanes::<WIDTH>(|lane| match first + lane < outputs {
-                    true => of_step(group * outputs + first + lane, step),
-                    false => 0.0,
-                });
-            }
+    let of_group = outputs.div_ceil(WIDTH);
+    let mut panels = Scratch::new(groups * of_group * steps * WIDTH);
+    let cost = panels.len();
+    each_mut(panels.rows_mut(), steps, cost, |panel, rows| {
+        for (panel, rows) in (panel..).zip(rows.chunks_exact_mut(steps.max(1))) {
+            let (group, first) = (panel / of_group, panel % of_group * WIDTH);
+            pack(group * outputs + first, WIDTH.min(outputs - first), rows);
         }
-    }
+    });
     panels
 }
 
@@ -441,18 +465,28 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
             let output = &mut output[first * self.out_plane..];
             for (rows, at) in part.rows.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
                 let block = &mut block[..rows.len()];
-                kernels.run(Product {
-                    a: Left::Windows {
-                        values: input,
-                        rows,
-                        steps: &part.steps,
-                    },
-                    b: &part.panels.rows()[panel * steps..][..steps],
-                    first: &self.first[panel],
-                    out: Out::Old(block.as_flattened_mut()),
-                    out_step: WIDTH,
-                    lanes: WIDTH,
-                });
+                let weights = &part.panels.rows()[panel * steps..][..steps];
+                for at in (0..steps.max(1)).step_by(CACHED) {
+                    let some = at..steps.min(at + CACHED);
+                    let sums = block.as_flattened_mut();
+                    kernels.run(Product {
+                        a: Left::Windows {
+                            values: input,
+                            rows,
+                            steps: &part.steps[some.clone()],
+                        },
+                        b: &weights[some],
+                        b_step: 0,
+                        first: &self.first[panel..=panel],
+                        out: if at == 0 {
+                            Out::Old(sums)
+                        } else {
+                            Out::Chain(sums)
+                        },
+                        out_step: WIDTH,
+                        columns: WIDTH,
+                    });
+                }
                 match &part.places {
                     None => to_planes(block, &mut output[at..], self.out_plane, lanes),
                     Some(places) => {
@@ -480,6 +514,9 @@ impl Kernels {
     pub fn conv(self, conv: &Conv, x: &[f32], weight: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
         conv.check(Some(x), Some(weight), None);
         assert!(bias.is_none_or(|bias| bias.len() == conv.weight[0]));
+        if let Some(pointwise) = Pointwise::of(conv) {
+            return pointwise.output(self, conv.matrix(weight), x, bias);
+        }
         let cost = conv.multiplications();
         match self.is_wide(conv.weight[0] / conv.groups) {
             true => conv
@@ -500,6 +537,9 @@ impl Kernels {
     /// If a slice has another length.
     pub fn conv_input_gradient(self, conv: &Conv, weight: &[f32], gradient: &[f32]) -> Vec<f32> {
         conv.check(None, Some(weight), Some(gradient));
+        if let Some(pointwise) = Pointwise::of(conv) {
+            return pointwise.input_gradient(self, conv.matrix(weight).transpose(), gradient);
+        }
         let cost = conv.multiplications();
         match self.is_wide(conv.weight[1]) {
             true => conv
@@ -522,6 +562,16 @@ impl Kernels {
     /// If a slice has another length.
     pub fn conv_weight_gradient(self, conv: &Conv, x: &[f32], gradient: &[f32]) -> Vec<f32> {
         conv.check(Some(x), None, Some(gradient));
+        if let Some(seen) = Pointwise::of(conv).and_then(|pointwise| pointwise.seen(x)) {
+            let [images, channels, ..] = conv.input;
+            let [.., height, width] = conv.output();
+            let seen_all = Conv {
+                input: [images, channels, height, width],
+                stride: [1, 1],
+                ..*conv
+            };
+            return self.conv_weight_gradient(&seen_all, &seen, gradient);
+        }
         match self.is_wide(conv.weight[0] / conv.groups) {
             true => self.weight_gradient::<32>(conv, x, gradient),
             false => self.weight_gradient::<16>(conv, x, gradient),
@@ -556,57 +606,83 @@ impl Kernels {
         let mut sums = Scratch::new(panels * steps.len() * WIDTH);
         sums.fill(0.0);
         let sums = sums.rows_mut::<WIDTH>();
-        let mut padded = Scratch::new(at_once * of_image);
-        let mut by_position = Scratch::new(at_once * panels * positions * WIDTH);
-        let by_position = by_position.rows_mut::<WIDTH>();
-        let cost = conv.multiplications() / images.max(1);
+        let is_whole = forward.window.is_whole(forward.plane);
+        let mut padded = Scratch::new(if is_whole { 0 } else { at_once * of_image });
+        // Whole pieces, because later ones are added to their sum.
+        let span = (SPAN_VALUES / (panels * WIDTH).max(1) / PIECE * PIECE).max(PIECE);
+        let mut by_position = Scratch::new(panels * span.min(at_once * positions) * WIDTH);
         let (of_x, of_gradient) = (x.len() / images.max(1), gradient.len() / images.max(1));
         for first in (0..images).step_by(at_once) {
             let count = at_once.min(images - first);
-            let x = &x[first * of_x..][..count * of_x];
+            let mut a = &x[first * of_x..][..count * of_x];
             let gradient = &gradient[first * of_gradient..][..count * of_gradient];
-            let padded = &mut padded[..count * of_image];
-            each_mut(padded, of_image, count * of_x, |image, padded| {
-                let x = &x[image * of_x..][..padded.len() / of_image.max(1) * of_x];
-                forward.window.fill(x, forward.plane, padded);
-            });
-            // By panel, image and position.
-            let by_position = &mut by_position[..count * panels * positions];
-            each_mut(by_position, positions, gradient.len(), |unit, rows| {
-                for (unit, rows) in (unit..).zip(rows.chunks_exact_mut(positions.max(1))) {
-                    let (panel, image) = (unit / count, unit % count);
-                    let (group, output) = forward.outputs_of(panel);
-                    let gradient = &gradient[image * of_gradient..][..of_gradient];
-                    let gradient = &gradient[(group * outputs + output) * positions..];
-                    to_rows(gradient, positions, WIDTH.min(outputs - output), rows);
-                }
-            });
-            each_mut(sums, 1, cost * count, |first, mut sums| {
-                let mut first = first;
-                while !sums.is_empty() {
-                    let (panel, tap) = (first / steps.len(), first % steps.len());
-                    let taps = sums.len().min(steps.len() - tap);
-                    let (some, rest) = sums.split_at_mut(taps);
-                    (sums, first) = (rest, first + taps);
-                    let (group, _) = forward.outputs_of(panel);
-                    let a = &padded[forward.window.values(group * forward.channels)..];
-                    let gradients = &by_position[panel * count * positions..][..count * positions];
-                    for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE)) {
-                        self.run(Product {
-                            a: Left::Windows {
-                                values: a,
-                                rows: &steps[tap..][..taps],
-                                steps: &places[..gradients.len()],
-                            },
-                            b: gradients,
-                            first: &[0.0; WIDTH],
-                            out: Out::Sum(some.as_flattened_mut()),
-                            out_step: WIDTH,
-                            lanes: WIDTH,
-                        });
+            if !is_whole {
+                let padded = &mut padded[..count * of_image];
+                each_mut(padded, of_image, count * of_x, |image, padded| {
+                    let x = &a[image * of_x..][..padded.len() / of_image.max(1) * of_x];
+                    forward.window.fill(x, forward.plane, padded);
+                });
+                a = padded;
+            }
+            for places in places[..count * positions]
+                .chunks(span)
+                .zip((0..).step_by(span))
+            {
+                let (places, start) = places;
+                let len = places.len();
+                // By panel and position.
+                let by_position = &mut by_position.rows_mut::<WIDTH>()[..panels * len];
+                each_mut(by_position, len, panels * len * WIDTH, |panel, rows| {
+                    for (panel, mut rows) in (panel..).zip(rows.chunks_exact_mut(len)) {
+                        let (group, output) = forward.outputs_of(panel);
+                        let mut at = start;
+                        while !rows.is_empty() {
+                            let (image, position) = (at / positions, at % positions);
+                            let some = rows.len().min(positions - position);
+                            let gradient = &gradient[image * of_gradient..][..of_gradient];
+                            let gradient =
+                                &gradient[(group * outputs + output) * positions + position..];
+                            let (rows_of_image, rest) = rows.split_at_mut(some);
+                            to_rows(
+                                gradient,
+                                positions,
+                                WIDTH.min(outputs - output),
+                                rows_of_image,
+                            );
+                            (rows, at) = (rest, at + some);
+                        }
                     }
-                }
-            });
+                });
+                let cost = sums.len() * WIDTH * len;
+                each_mut(sums, 1, cost, |first, mut sums| {
+                    let mut first = first;
+                    while !sums.is_empty() {
+                        let (panel, tap) = (first / steps.len(), first % steps.len());
+                        let taps = sums.len().min(steps.len() - tap);
+                        let (some, rest) = sums.split_at_mut(taps);
+                        (sums, first) = (rest, first + taps);
+                        let (group, _) = forward.outputs_of(panel);
+                        let a = &a[forward.window.values(group * forward.channels)..];
+                        let gradients = &by_position[panel * len..][..len];
+                        for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE))
+                        {
+                            self.run(Product {
+                                a: Left::Windows {
+                                    values: a,
+                                    rows: &steps[tap..][..taps],
+                                    steps: places,
+                                },
+                                b: gradients,
+                                b_step: 0,
+                                first: &[],
+                                out: Out::Sum(some.as_flattened_mut()),
+                                out_step: WIDTH,
+                                columns: WIDTH,
+                            });
+                        }
+                    }
+                });
+            }
         }
         let fill = |_: usize, result: &mut [MaybeUninit<f32>]| {
             for (panel, sums) in sums.chunks_exact(steps.len()).enumerate() {

@@ -6,24 +6,28 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use crate::isa::Kernels;
-use crate::product::{Left, Out, PIECE, Product};
+use crate::product::{Left, Out, PIECE, Product, padded};
 use crate::scratch::Scratch;
 use crate::threads::{each_mut, written};
 use crate::transpose::{to_planes, to_rows};
 
 /// Rows of the left matrix that stay in the second cache while all panels pass.
-const BLOCK: usize = 144;
+pub(crate) const BLOCK: usize = 168;
+/// Panels that stay in the second cache while a block of rows passes.
+const GROUP: usize = 16;
+/// Panels that are copied at once.
+const TOGETHER: usize = 4;
 /// Rows that the registers of every instruction set share evenly.
-const UNIT: usize = 24;
+const UNIT: usize = 42;
 
 /// A matrix anywhere in memory.
 #[derive(Clone, Copy)]
-struct View<'a> {
-    values: &'a [f32],
-    rows: usize,
-    columns: usize,
+pub(crate) struct View<'a> {
+    pub(crate) values: &'a [f32],
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
     /// Whether the values of a column, not those of a row, are side by side.
-    transposed: bool,
+    pub(crate) transposed: bool,
 }
 
 /// A product of two matrices with these shapes, each of which may lie transposed in memory.
@@ -118,16 +122,18 @@ fn product<const WIDTH: usize>(
         None => vec![[0.0; WIDTH]; columns.div_ceil(WIDTH)],
     };
     let fill = |unit: usize, out: &mut [MaybeUninit<f32>]| {
-        let mut own = Scratch::new(PIECE.min(b.rows) * WIDTH);
-        let own = own.rows_mut();
+        let some = match packed {
+            Some(_) => 0,
+            None => GROUP.min(first.len()) * PIECE.min(b.rows),
+        };
+        let mut own = Scratch::new(some * WIDTH);
         let mut copied = Scratch::new(BLOCK * PIECE.min(a.columns));
         let blocks = out
             .chunks_mut(BLOCK * columns)
             .zip((unit * UNIT..).step_by(BLOCK));
         for (out, row) in blocks {
             let rows = row..row + out.len() / columns;
-            for piece in 0..pieces(b.rows) {
-                let steps = piece_of(b.rows, piece);
+            for steps in pieces(b.rows) {
                 let windows;
                 let left = match first.len() < 3 && !a.transposed {
                     true => {
@@ -136,27 +142,31 @@ fn product<const WIDTH: usize>(
                     }
                     false => a.tiles(kernels, &rows, &steps, &mut copied),
                 };
-                for (panel, first) in first.iter().enumerate() {
-                    let out = &mut out[panel * WIDTH..];
-                    let place = (panel, piece * PIECE);
+                for (group, first) in first.chunks(GROUP).enumerate() {
+                    let panel = group * GROUP;
+                    // Where the panels are, and from one to the next.
+                    let (panels, step) = match &packed {
+                        Some(packed) => (packed.panel((panel, steps.start)), packed.steps),
+                        None => {
+                            let own = &mut own.rows_mut()[..first.len() * steps.len()];
+                            b.pack((panel, steps.start), steps.len(), own);
+                            (&*own, steps.len())
+                        }
+                    };
+                    let column = panel * WIDTH;
+                    let out = &mut out[column..];
                     kernels.run(Product {
                         a: left,
-                        b: match &packed {
-                            Some(packed) => packed.panel(place),
-                            None => {
-                                let own = &mut own[..steps.len()];
-                                b.pack(place, own);
-                                own
-                            }
-                        },
-                        first: if piece == 0 { first } else { &[0.0; WIDTH] },
-                        out: match piece {
+                        b: panels,
+                        b_step: step,
+                        first: if steps.start == 0 { first } else { &[] },
+                        out: match steps.start {
                             0 => Out::New(out),
                             // SAFETY: the first piece has written all panels of these rows.
                             _ => Out::Sum(unsafe { out.assume_init_mut() }),
                         },
                         out_step: columns,
-                        lanes: WIDTH.min(columns - panel * WIDTH),
+                        columns: (columns - column).min(first.len() * WIDTH),
                     });
                 }
             }
@@ -184,20 +194,20 @@ fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View
             for row in (0..a.rows).step_by(BLOCK) {
                 let rows = row..a.rows.min(row + BLOCK);
                 let sums = &mut sums[..rows.len()];
-                for piece in 0..pieces(a.columns) {
-                    let steps = piece_of(a.columns, piece);
+                for steps in pieces(a.columns) {
                     let out = sums.as_flattened_mut();
                     kernels.run(Product {
                         a: a.windows(&rows, &steps).left(),
-                        b: packed.panel((panel, piece * PIECE)),
-                        first: &[0.0; WIDTH],
-                        out: if piece == 0 {
+                        b: packed.panel((panel, steps.start)),
+                        b_step: 0,
+                        first: &[],
+                        out: if steps.start == 0 {
                             Out::Old(out)
                         } else {
                             Out::Sum(out)
                         },
                         out_step: WIDTH,
-                        lanes: WIDTH,
+                        columns: WIDTH,
                     });
                 }
                 to_planes(sums, &mut out[row..], a.rows, lanes);
@@ -216,16 +226,13 @@ fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View
 }
 
 /// Parts of all steps, at least one.
-fn pieces(steps: usize) -> usize {
-    steps.div_ceil(PIECE).max(1)
-}
-
-fn piece_of(steps: usize, piece: usize) -> Range<usize> {
-    piece * PIECE..steps.min((piece + 1) * PIECE)
+pub(crate) fn pieces(steps: usize) -> impl Iterator<Item = Range<usize>> {
+    let count = steps.div_ceil(PIECE).max(1);
+    (0..count).map(move |piece| piece * PIECE..steps.min((piece + 1) * PIECE))
 }
 
 impl View<'_> {
-    fn transpose(self) -> Self {
+    pub(crate) fn transpose(self) -> Self {
         Self {
             rows: self.columns,
             columns: self.rows,
@@ -249,7 +256,7 @@ impl View<'_> {
     }
 
     /// Copies rows of a left matrix, and some of their values.
-    fn tiles<'a>(
+    pub(crate) fn tiles<'a>(
         &self,
         kernels: Kernels,
         rows: &Range<usize>,
@@ -257,9 +264,9 @@ impl View<'_> {
         out: &'a mut [f32],
     ) -> Left<'a> {
         match kernels.tile() {
-            12 => self.copy_tiles::<12>(rows, steps, out.as_chunks_mut().0),
+            14 => self.copy_tiles::<14>(rows, steps, out.as_chunks_mut().0),
             6 => self.copy_tiles::<6>(rows, steps, out.as_chunks_mut().0),
-            _ => unreachable!("tiles of 12 or 6 rows"),
+            _ => unreachable!("tiles of 14 or 6 rows"),
         }
         Left::Tiles {
             values: out,
@@ -293,25 +300,37 @@ impl View<'_> {
         }
     }
 
-    /// Copies columns from the panel's first on, and rows from the given one on.
-    fn pack<const WIDTH: usize>(&self, (panel, row): (usize, usize), out: &mut [[f32; WIDTH]]) {
-        let column = panel * WIDTH;
+    /// Copies panels from the given one on, as many as there is room for, with so many rows from the given one on.
+    fn pack<const WIDTH: usize>(
+        &self,
+        (panel, row): (usize, usize),
+        steps: usize,
+        out: &mut [[f32; WIDTH]],
+    ) {
+        let steps = steps.max(1);
+        let columns = (panel * WIDTH..).step_by(WIDTH);
         if self.transposed {
-            let lanes = WIDTH.min(self.columns - column);
-            to_rows(
-                &self.values[column * self.rows + row..],
-                self.rows,
-                lanes,
-                out,
-            );
+            for (out, column) in out.chunks_exact_mut(steps).zip(columns) {
+                let lanes = WIDTH.min(self.columns - column);
+                let values = &self.values[column * self.rows + row..];
+                to_rows(values, self.rows, lanes, out);
+            }
             return;
         }
-        let rows = self.values[row * self.columns..].chunks_exact(self.columns);
-        for (row, out) in rows.zip(out) {
-            *out = match row[column..].first_chunk() {
-                Some(row) => *row,
-                None => padded(&row[column..]),
-            };
+        // Some panels at a time, because a row is read faster than a column, and lines of many panels share places in the nearest cache.
+        let groups = out.chunks_mut(TOGETHER * steps);
+        for (out, column) in groups.zip(columns.step_by(TOGETHER)) {
+            for at in 0..steps {
+                let values = &self.values[(row + at) * self.columns..][column..self.columns];
+                let (whole, rest) = values.as_chunks::<WIDTH>();
+                let mut rows = out[at..].iter_mut().step_by(steps);
+                for (values, row) in whole.iter().zip(rows.by_ref()) {
+                    *row = *values;
+                }
+                if let Some(row) = rows.next() {
+                    *row = padded(rest);
+                }
+            }
         }
     }
 }
@@ -348,9 +367,7 @@ impl<const WIDTH: usize> Packed<WIDTH> {
             steps,
             matrix.values.len(),
             |panel, panels| {
-                for (panel, out) in (panel..).zip(panels.chunks_exact_mut(steps.max(1))) {
-                    matrix.pack((panel, 0), out);
-                }
+                matrix.pack((panel, 0), steps, panels);
             },
         );
         Self { values, steps }
@@ -359,10 +376,4 @@ impl<const WIDTH: usize> Packed<WIDTH> {
     fn panel(&self, (panel, step): (usize, usize)) -> &[[f32; WIDTH]] {
         &self.values.rows()[panel * self.steps + step..]
     }
-}
-
-fn padded<const WIDTH: usize>(values: &[f32]) -> [f32; WIDTH] {
-    let mut row = [0.0; WIDTH];
-    row[..values.len()].copy_from_slice(values);
-    row
 }

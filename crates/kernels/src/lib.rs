@@ -30,6 +30,7 @@ mod gemm;
 mod isa;
 mod layer_norm;
 mod peak;
+mod pointwise;
 mod product;
 mod registers;
 mod scratch;

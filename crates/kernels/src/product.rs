@@ -14,17 +14,21 @@ use crate::registers::Register;
 pub(crate) const PIECE: usize = 256;
 
 /// `out[i][j] = first[j] + sum over t of a[i][t] * b[t][j]`, one fused multiply-add after another in the order of `t`.
+///
+/// A few rows meet all panels while they stay in the nearest cache, so results are written along their rows.
 pub(crate) struct Product<'a, const WIDTH: usize> {
     pub(crate) a: Left<'a>,
-    /// One row for each step.
+    /// Panels of columns, one row for each step.
     pub(crate) b: &'a [[f32; WIDTH]],
-    /// Where the sums of each row start.
-    pub(crate) first: &'a [f32; WIDTH],
+    /// Rows of `b` from one panel to the next.
+    pub(crate) b_step: usize,
+    /// Where the sums of each panel's rows start, or nothing for zeros.
+    pub(crate) first: &'a [[f32; WIDTH]],
     pub(crate) out: Out<'a>,
     /// From one row of `out` to the next.
     pub(crate) out_step: usize,
-    /// The first columns, which `out` has.
-    pub(crate) lanes: usize,
+    /// Of all panels: the last may have fewer than the others.
+    pub(crate) columns: usize,
 }
 
 /// The left matrix of a product.
@@ -53,50 +57,50 @@ pub(crate) enum Out<'a> {
     Old(&'a mut [f32]),
     /// They are added to what is there.
     Sum(&'a mut [f32]),
+    /// They start from what is there: the steps go on with its chains.
+    Chain(&'a mut [f32]),
 }
 
-impl Out<'_> {
-    /// The same from a later value on.
-    pub(crate) fn after(&mut self, at: usize) -> Out<'_> {
+impl<'a> Out<'a> {
+    /// Writes a value to each lane of each row.
+    pub(crate) fn fill_rows(&mut self, values: &[f32], lanes: usize, step: usize) {
+        for (row, value) in values.iter().enumerate() {
+            let at = row * step;
+            match self {
+                Self::New(out) => out[at..][..lanes].fill(MaybeUninit::new(*value)),
+                Self::Old(out) | Self::Sum(out) | Self::Chain(out) => {
+                    out[at..][..lanes].fill(*value);
+                }
+            }
+        }
+    }
+
+    /// The same place for sums that start from what is there.
+    ///
+    /// # Safety
+    ///
+    /// All values that a product has there were written.
+    pub(crate) unsafe fn chained(self) -> Self {
         match self {
-            Self::New(values) => Out::New(&mut values[at..]),
-            Self::Old(values) => Out::Old(&mut values[at..]),
-            Self::Sum(values) => Out::Sum(&mut values[at..]),
+            // SAFETY: the caller's; a product looks at no other values.
+            Self::New(values) => Self::Chain(unsafe { values.assume_init_mut() }),
+            Self::Old(values) | Self::Sum(values) | Self::Chain(values) => Self::Chain(values),
         }
     }
 
     fn len(&self) -> usize {
         match self {
             Self::New(values) => values.len(),
-            Self::Old(values) | Self::Sum(values) => values.len(),
+            Self::Old(values) | Self::Sum(values) | Self::Chain(values) => values.len(),
         }
     }
 
-    /// Adds or writes the values of a row.
-    #[inline(always)]
-    fn put<R: Register>(&mut self, at: usize, sums: R) {
+    /// Where the values are, and whether sums are added to them.
+    fn place(&mut self) -> (*mut f32, bool) {
         match self {
-            Self::New(values) => sums.write(&mut values[at..]),
-            Self::Old(values) => sums.store(&mut values[at..]),
-            Self::Sum(values) => {
-                let values = &mut values[at..];
-                R::load(values).add(sums).store(values);
-            }
-        }
-    }
-
-    /// The same for fewer values than a register has.
-    fn put_some(&mut self, at: usize, sums: &[f32]) {
-        match self {
-            Self::New(values) => {
-                values[at..][..sums.len()].write_copy_of_slice(sums);
-            }
-            Self::Old(values) => values[at..][..sums.len()].copy_from_slice(sums),
-            Self::Sum(values) => {
-                for (value, sum) in values[at..].iter_mut().zip(sums) {
-                    *value += sum;
-                }
-            }
+            Self::New(values) => (values.as_mut_ptr().cast(), false),
+            Self::Old(values) | Self::Chain(values) => (values.as_mut_ptr(), false),
+            Self::Sum(values) => (values.as_mut_ptr(), true),
         }
     }
 }
@@ -110,7 +114,7 @@ impl Kernels {
 
     /// Rows of [`Left::Tiles`].
     pub(crate) fn tile(self) -> usize {
-        if self.isa() == Isa::Avx512 { 12 } else { 6 }
+        if self.isa() == Isa::Avx512 { 14 } else { 6 }
     }
 }
 
@@ -121,23 +125,30 @@ impl<const WIDTH: usize> Task for Product<'_, WIDTH> {
     fn run<R: Register>(self) {
         // As many rows as there are registers for.
         match (R::LEN, WIDTH / R::LEN) {
-            (16, 1) => self.tiles::<R, 1, 8, 12>(),
-            (16, 2) => self.tiles::<R, 2, 8, 12>(),
+            (16, 1) => self.tiles::<R, 1, 8, 14>(),
+            (16, 2) => self.tiles::<R, 2, 8, 14>(),
             (8, 2) => self.tiles::<R, 2, 6, 6>(),
             _ => unreachable!("panels of 16 columns, or of 32 for wide registers"),
         }
     }
 }
 
+#[inline(always)]
+fn load<R: Register, const REGISTERS: usize, const WIDTH: usize>(
+    from: &[f32; WIDTH],
+) -> [R; REGISTERS] {
+    std::array::from_fn(|at| R::load(&from[at * R::LEN..]))
+}
+
 impl<const WIDTH: usize> Product<'_, WIDTH> {
+    const ZEROS: [f32; WIDTH] = [0.0; WIDTH];
+
     #[inline(always)]
     fn tiles<R: Register, const REGISTERS: usize, const ROWS: usize, const PACKED: usize>(
         mut self,
     ) {
-        let load = |from: &[f32; WIDTH]| -> [R; REGISTERS] {
-            std::array::from_fn(|at| R::load(&from[at * R::LEN..]))
-        };
-        let first = load(self.first);
+        let load = load::<R, REGISTERS, WIDTH>;
+        let panels = self.columns.div_ceil(WIDTH);
         match self.a {
             Left::Windows {
                 values,
@@ -155,18 +166,21 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
                         let row = rows[at.min(rows.len() - 1)];
                         values.as_ptr().wrapping_add(row as usize)
                     });
-                    let mut sums = [first; ROWS];
-                    for (step, b) in steps.iter().zip(self.b) {
-                        let b = load(b);
-                        for row in 0..ROWS {
-                            // SAFETY: the sum of the largest offsets is within the matrix.
-                            let a = R::splat(unsafe { *from[row].add(*step as usize) });
-                            for at in 0..REGISTERS {
-                                sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                    for panel in 0..panels {
+                        let place = [tile, rows.len(), panel];
+                        let mut sums = self.start::<R, REGISTERS, ROWS>(place);
+                        for (step, b) in steps.iter().zip(&self.b[panel * self.b_step..]) {
+                            let b = load(b);
+                            for row in 0..ROWS {
+                                // SAFETY: the sum of the largest offsets is within the matrix.
+                                let a = R::splat(unsafe { *from[row].add(*step as usize) });
+                                for at in 0..REGISTERS {
+                                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                                }
                             }
                         }
+                        self.put(place, sums);
                     }
-                    self.put(tile, rows.len(), sums);
                 }
             }
             Left::Tiles {
@@ -177,18 +191,21 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
                 let (values, _) = values.as_chunks::<PACKED>();
                 self.check(rows, steps);
                 for tile in (0..rows).step_by(PACKED) {
-                    let mut sums = [first; PACKED];
                     let values = &values[tile / PACKED * steps..][..steps];
-                    for (a, b) in values.iter().zip(self.b) {
-                        let b = load(b);
-                        for row in 0..PACKED {
-                            let a = R::splat(a[row]);
-                            for at in 0..REGISTERS {
-                                sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                    for panel in 0..panels {
+                        let place = [tile, PACKED.min(rows - tile), panel];
+                        let mut sums = self.start::<R, REGISTERS, PACKED>(place);
+                        for (a, b) in values.iter().zip(&self.b[panel * self.b_step..]) {
+                            let b = load(b);
+                            for row in 0..PACKED {
+                                let a = R::splat(a[row]);
+                                for at in 0..REGISTERS {
+                                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                                }
                             }
                         }
+                        self.put(place, sums);
                     }
-                    self.put(tile, PACKED.min(rows - tile), sums);
                 }
             }
         }
@@ -196,35 +213,85 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
 
     #[inline(always)]
     fn check(&self, rows: usize, steps: usize) {
-        let end = rows.saturating_sub(1) * self.out_step + self.lanes;
-        assert!(self.b.len() >= steps && self.lanes <= WIDTH);
+        let panels = self.columns.div_ceil(WIDTH);
+        assert!(self.b.len() >= panels.saturating_sub(1) * self.b_step + steps);
+        assert!(self.first.is_empty() || self.first.len() >= panels);
+        let end = rows.saturating_sub(1) * self.out_step + self.columns;
         assert!(rows == 0 || self.out.len() >= end);
     }
 
-    /// Writes or adds the first `count` rows of sums, from row `first` on. They are not a slice, which would be in memory.
+    /// Where the sums of `count` rows from row `tile` on start. Rows past the last one repeat it.
+    #[inline(always)]
+    fn start<R: Register, const REGISTERS: usize, const ROWS: usize>(
+        &mut self,
+        [tile, count, panel]: [usize; 3],
+    ) -> [[R; REGISTERS]; ROWS] {
+        let some;
+        // Addresses in place of two kinds of loads, between which the compiler would keep the sums in memory.
+        let from: [*const f32; ROWS] = match &self.out {
+            Out::Chain(values) => {
+                let lanes = WIDTH.min(self.columns - panel * WIDTH);
+                let row = |row: usize| {
+                    let at = (tile + row.min(count - 1)) * self.out_step + panel * WIDTH;
+                    &values[at..][..lanes]
+                };
+                if lanes < WIDTH {
+                    some = std::array::from_fn::<_, ROWS, _>(|at| padded::<WIDTH>(row(at)));
+                    some.each_ref().map(|row| row.as_ptr())
+                } else {
+                    std::array::from_fn(|at| row(at).as_ptr())
+                }
+            }
+            _ => [self.first.get(panel).unwrap_or(&Self::ZEROS).as_ptr(); ROWS],
+        };
+        // SAFETY: each is the address of a row of so many values.
+        from.map(|from| load(unsafe { &*from.cast::<[f32; WIDTH]>() }))
+    }
+
+    /// Writes or adds `count` rows of sums, from row `tile` on. They are not a slice, which would be in memory.
     #[inline(always)]
     fn put<R: Register, const REGISTERS: usize, const ROWS: usize>(
         &mut self,
-        first: usize,
-        count: usize,
+        [tile, count, panel]: [usize; 3],
         sums: [[R; REGISTERS]; ROWS],
     ) {
-        for (row, sums) in sums.iter().enumerate() {
-            if row >= count {
-                return;
+        let (out, is_sum) = self.out.place();
+        let lanes = WIDTH.min(self.columns - panel * WIDTH);
+        // SAFETY, of this and the other blocks: `check` has seen that the values of all rows are there.
+        let out = unsafe { out.add(tile * self.out_step + panel * WIDTH) };
+        if count == ROWS && lanes == WIDTH {
+            for (row, sums) in sums.into_iter().enumerate() {
+                for (at, sum) in sums.into_iter().enumerate() {
+                    let out = unsafe {
+                        let at = out.add(row * self.out_step + at * R::LEN);
+                        std::slice::from_raw_parts_mut(at, R::LEN)
+                    };
+                    match is_sum {
+                        true => R::load(out).add(sum).store(out),
+                        false => sum.store(out),
+                    }
+                }
             }
-            let to = (first + row) * self.out_step;
-            if self.lanes == WIDTH {
-                for (at, sum) in sums.iter().enumerate() {
-                    self.out.put(to + at * R::LEN, *sum);
-                }
-            } else {
-                let mut values = [0.0; WIDTH];
-                for (at, sum) in sums.iter().enumerate() {
-                    sum.store(&mut values[at * R::LEN..]);
-                }
-                self.out.put_some(to, &values[..self.lanes]);
+            return;
+        }
+        let mut values = [[0.0; WIDTH]; ROWS];
+        for (values, sums) in values.iter_mut().zip(sums) {
+            for (at, sum) in sums.into_iter().enumerate() {
+                sum.store(&mut values[at * R::LEN..]);
+            }
+        }
+        for (row, values) in values[..count].iter().enumerate() {
+            for (at, value) in values[..lanes].iter().enumerate() {
+                let out = unsafe { &mut *out.add(row * self.out_step + at) };
+                *out = if is_sum { *out + value } else { *value };
             }
         }
     }
+}
+
+/// A row with zeros after the values.
+pub(crate) fn padded<const WIDTH: usize>(values: &[f32]) -> [f32; WIDTH] {
+    let mut row = [0.0; WIDTH];
+    row[..values.len()].copy_from_slice(values);
+    row
 }

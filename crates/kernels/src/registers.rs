@@ -1,7 +1,5 @@
 //! Vector registers of each instruction set.
 
-use std::mem::MaybeUninit;
-
 use crate::activations::relu_gradient;
 
 /// A register of values. Its operations are those of IEEE 754 for each value.
@@ -14,8 +12,6 @@ pub(crate) trait Register: Copy {
     fn load(from: &[f32]) -> Self;
     /// To the first values of a slice that has enough.
     fn store(self, to: &mut [f32]);
-    /// [`store`](Self::store) to values that were never written.
-    fn write(self, to: &mut [MaybeUninit<f32>]);
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
@@ -44,11 +40,6 @@ impl Register for Portable {
     #[inline(always)]
     fn store(self, to: &mut [f32]) {
         to[..8].copy_from_slice(&self.0);
-    }
-
-    #[inline(always)]
-    fn write(self, to: &mut [MaybeUninit<f32>]) {
-        to[..8].write_copy_of_slice(&self.0);
     }
 
     #[inline(always)]
@@ -84,7 +75,6 @@ pub(crate) use x86::{Avx2, Avx512};
 )]
 mod x86 {
     use std::arch::x86_64::*;
-    use std::mem::MaybeUninit;
 
     use super::Register;
 
@@ -113,12 +103,6 @@ mod x86 {
                 fn store(self, to: &mut [f32]) {
                     assert!(to.len() >= $len);
                     unsafe { $store(to.as_mut_ptr(), self.0) }
-                }
-
-                #[inline(always)]
-                fn write(self, to: &mut [MaybeUninit<f32>]) {
-                    assert!(to.len() >= $len);
-                    unsafe { $store(to.as_mut_ptr().cast(), self.0) }
                 }
 
                 #[inline(always)]
