@@ -17,7 +17,7 @@ use crate::threads::{each_mut, written};
 use crate::transpose::{to_planes, to_rows};
 
 /// Positions of an output that are computed before they are written to its planes.
-const BLOCK: usize = 96;
+const BLOCK: usize = 90;
 /// Steps whose weights stay in the nearest cache while a block of positions passes. Later steps go on with the same chains.
 const CACHED: usize = 144;
 /// Values of an output's gradient that are copied at once for that of the weight. They stay in the second cache.
@@ -604,7 +604,9 @@ impl Kernels {
             })
             .collect();
         let mut sums = Scratch::new(panels * steps.len() * WIDTH);
-        sums.fill(0.0);
+        if images * positions == 0 {
+            sums.fill(0.0);
+        }
         let sums = sums.rows_mut::<WIDTH>();
         let is_whole = forward.window.is_whole(forward.plane);
         let mut padded = Scratch::new(if is_whole { 0 } else { at_once * of_image });
@@ -612,10 +614,10 @@ impl Kernels {
         let span = (SPAN_VALUES / (panels * WIDTH).max(1) / PIECE * PIECE).max(PIECE);
         let mut by_position = Scratch::new(panels * span.min(at_once * positions) * WIDTH);
         let (of_x, of_gradient) = (x.len() / images.max(1), gradient.len() / images.max(1));
-        for first in (0..images).step_by(at_once) {
-            let count = at_once.min(images - first);
-            let mut a = &x[first * of_x..][..count * of_x];
-            let gradient = &gradient[first * of_gradient..][..count * of_gradient];
+        for first_image in (0..images).step_by(at_once) {
+            let count = at_once.min(images - first_image);
+            let mut a = &x[first_image * of_x..][..count * of_x];
+            let gradient = &gradient[first_image * of_gradient..][..count * of_gradient];
             if !is_whole {
                 let padded = &mut padded[..count * of_image];
                 each_mut(padded, of_image, count * of_x, |image, padded| {
@@ -664,8 +666,10 @@ impl Kernels {
                         let (group, _) = forward.outputs_of(panel);
                         let a = &a[forward.window.values(group * forward.channels)..];
                         let gradients = &by_position[panel * len..][..len];
+                        let mut is_first = first_image + start == 0;
                         for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE))
                         {
+                            let sums = some.as_flattened_mut();
                             self.run(Product {
                                 a: Left::Windows {
                                     values: a,
@@ -675,7 +679,10 @@ impl Kernels {
                                 b: gradients,
                                 b_step: 0,
                                 first: &[],
-                                out: Out::Sum(some.as_flattened_mut()),
+                                out: match std::mem::take(&mut is_first) {
+                                    true => Out::Old(sums),
+                                    false => Out::Sum(sums),
+                                },
                                 out_step: WIDTH,
                                 columns: WIDTH,
                             });

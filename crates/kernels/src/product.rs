@@ -15,7 +15,7 @@ pub(crate) const PIECE: usize = 256;
 
 /// `out[i][j] = first[j] + sum over t of a[i][t] * b[t][j]`, one fused multiply-add after another in the order of `t`.
 ///
-/// A few rows meet all panels while they stay in the nearest cache, so results are written along their rows.
+/// A tile of rows meets all panels while it stays in the nearest cache, so results are written along their rows.
 pub(crate) struct Product<'a, const WIDTH: usize> {
     pub(crate) a: Left<'a>,
     /// Panels of columns, one row for each step.
@@ -87,22 +87,6 @@ impl<'a> Out<'a> {
             Self::Old(values) | Self::Sum(values) | Self::Chain(values) => Self::Chain(values),
         }
     }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::New(values) => values.len(),
-            Self::Old(values) | Self::Sum(values) | Self::Chain(values) => values.len(),
-        }
-    }
-
-    /// Where the values are, and whether sums are added to them.
-    fn place(&mut self) -> (*mut f32, bool) {
-        match self {
-            Self::New(values) => (values.as_mut_ptr().cast(), false),
-            Self::Old(values) | Self::Chain(values) => (values.as_mut_ptr(), false),
-            Self::Sum(values) => (values.as_mut_ptr(), true),
-        }
-    }
 }
 
 impl Kernels {
@@ -123,11 +107,11 @@ impl<const WIDTH: usize> Task for Product<'_, WIDTH> {
 
     #[inline(always)]
     fn run<R: Register>(self) {
-        // As many rows as there are registers for.
+        // As many rows as there are registers for: of values, and of addresses if the rows are anywhere. For the last rows half as many.
         match (R::LEN, WIDTH / R::LEN) {
-            (16, 1) => self.tiles::<R, 1, 8, 14>(),
-            (16, 2) => self.tiles::<R, 2, 8, 14>(),
-            (8, 2) => self.tiles::<R, 2, 6, 6>(),
+            (16, 1) => self.tiles::<R, 1, 10, 5, 14, 7, 1>(),
+            (16, 2) => self.tiles::<R, 2, 10, 5, 14, 7, 1>(),
+            (8, 2) => self.tiles::<R, 2, 6, 3, 6, 3, 4>(),
             _ => unreachable!("panels of 16 columns, or of 32 for wide registers"),
         }
     }
@@ -141,14 +125,19 @@ fn load<R: Register, const REGISTERS: usize, const WIDTH: usize>(
 }
 
 impl<const WIDTH: usize> Product<'_, WIDTH> {
-    const ZEROS: [f32; WIDTH] = [0.0; WIDTH];
-
     #[inline(always)]
-    fn tiles<R: Register, const REGISTERS: usize, const ROWS: usize, const PACKED: usize>(
-        mut self,
+    fn tiles<
+        R: Register,
+        const REGISTERS: usize,
+        const ROWS: usize,
+        const HALF: usize,
+        const PACKED: usize,
+        const HALF_PACKED: usize,
+        const TOGETHER: usize,
+    >(
+        self,
     ) {
-        let load = load::<R, REGISTERS, WIDTH>;
-        let panels = self.columns.div_ceil(WIDTH);
+        let b = self.b;
         match self.a {
             Left::Windows {
                 values,
@@ -159,27 +148,15 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
                 if let (Some(row), Some(step)) = (most(rows), most(steps)) {
                     assert!(row + step < values.len(), "offsets within the matrix");
                 }
-                self.check(rows.len(), steps.len());
-                for (rows, tile) in rows.chunks(ROWS).zip((0..).step_by(ROWS)) {
-                    // Rows past the last one repeat it, and are not written.
-                    let from: [*const f32; ROWS] = std::array::from_fn(|at| {
-                        let row = rows[at.min(rows.len() - 1)];
-                        values.as_ptr().wrapping_add(row as usize)
-                    });
-                    for panel in 0..panels {
-                        let place = [tile, rows.len(), panel];
-                        let mut sums = self.start::<R, REGISTERS, ROWS>(place);
-                        for (step, b) in steps.iter().zip(&self.b[panel * self.b_step..]) {
-                            let b = load(b);
-                            for row in 0..ROWS {
-                                // SAFETY: the sum of the largest offsets is within the matrix.
-                                let a = R::splat(unsafe { *from[row].add(*step as usize) });
-                                for at in 0..REGISTERS {
-                                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
-                                }
-                            }
+                let sums = self.sums(rows.len(), steps.len());
+                for (rows, first) in rows.chunks(ROWS).zip((0..).step_by(ROWS)) {
+                    for panel in 0..sums.panels() {
+                        let tile = sums.tile(first, rows.len(), panel);
+                        let b = &b[panel * self.b_step..];
+                        match rows.len() <= HALF {
+                            true => tile.of_windows::<R, REGISTERS, HALF>(values, rows, steps, b),
+                            false => tile.of_windows::<R, REGISTERS, ROWS>(values, rows, steps, b),
                         }
-                        self.put(place, sums);
                     }
                 }
             }
@@ -189,101 +166,236 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
                 steps,
             } => {
                 let (values, _) = values.as_chunks::<PACKED>();
-                self.check(rows, steps);
-                for tile in (0..rows).step_by(PACKED) {
-                    let values = &values[tile / PACKED * steps..][..steps];
-                    for panel in 0..panels {
-                        let place = [tile, PACKED.min(rows - tile), panel];
-                        let mut sums = self.start::<R, REGISTERS, PACKED>(place);
-                        for (a, b) in values.iter().zip(&self.b[panel * self.b_step..]) {
-                            let b = load(b);
-                            for row in 0..PACKED {
-                                let a = R::splat(a[row]);
-                                for at in 0..REGISTERS {
-                                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
-                                }
+                let sums = self.sums(rows, steps);
+                // Narrow panels are cheap to keep in the nearest cache, too, for a few tiles.
+                for together in (0..rows).step_by(TOGETHER * PACKED) {
+                    for panel in 0..sums.panels() {
+                        let b = &b[panel * self.b_step..];
+                        let end = rows.min(together + TOGETHER * PACKED);
+                        for first in (together..end).step_by(PACKED) {
+                            let values = &values[first / PACKED * steps..][..steps];
+                            let tile = sums.tile(first, PACKED.min(rows - first), panel);
+                            match tile.rows <= HALF_PACKED {
+                                true => tile.of::<R, REGISTERS, HALF_PACKED, PACKED>(values, b),
+                                false => tile.of::<R, REGISTERS, PACKED, PACKED>(values, b),
                             }
                         }
-                        self.put(place, sums);
                     }
                 }
             }
         }
     }
 
+    /// Where the sums of so many rows and steps start and go.
     #[inline(always)]
-    fn check(&self, rows: usize, steps: usize) {
-        let panels = self.columns.div_ceil(WIDTH);
+    fn sums(&self, rows: usize, steps: usize) -> Sums<'_, WIDTH> {
+        let (out, len, kind) = match &self.out {
+            Out::New(values) => (values.as_ptr().cast(), values.len(), Kind::Set),
+            Out::Old(values) => (values.as_ptr(), values.len(), Kind::Set),
+            Out::Sum(values) => (values.as_ptr(), values.len(), Kind::Add),
+            Out::Chain(values) => (values.as_ptr(), values.len(), Kind::Chain),
+        };
+        let sums = Sums {
+            out: out.cast_mut(),
+            out_step: self.out_step,
+            columns: self.columns,
+            kind,
+            first: self.first,
+        };
+        let panels = sums.panels();
         assert!(self.b.len() >= panels.saturating_sub(1) * self.b_step + steps);
         assert!(self.first.is_empty() || self.first.len() >= panels);
-        let end = rows.saturating_sub(1) * self.out_step + self.columns;
-        assert!(rows == 0 || self.out.len() >= end);
+        assert!(rows == 0 || len >= (rows - 1) * self.out_step + self.columns);
+        sums
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// The sums take the place of what is there.
+    Set,
+    Add,
+    /// They start from what is there.
+    Chain,
+}
+
+/// [`Product::out`] with all that belongs to it, in registers: as parts of a product they would be read again after each write.
+#[derive(Clone, Copy)]
+struct Sums<'a, const WIDTH: usize> {
+    out: *mut f32,
+    out_step: usize,
+    columns: usize,
+    kind: Kind,
+    first: &'a [[f32; WIDTH]],
+}
+
+impl<'a, const WIDTH: usize> Sums<'a, WIDTH> {
+    const ZEROS: [f32; WIDTH] = [0.0; WIDTH];
+
+    #[inline(always)]
+    fn panels(&self) -> usize {
+        self.columns.div_ceil(WIDTH)
     }
 
-    /// Where the sums of `count` rows from row `tile` on start. Rows past the last one repeat it.
+    /// Those of `rows` rows from row `first` on, in a panel.
+    #[inline(always)]
+    fn tile(&self, first: usize, rows: usize, panel: usize) -> Tile<'a, WIDTH> {
+        // All blocks below rest on this.
+        // SAFETY: `Product::sums` has seen that the values of all rows and columns are there.
+        let out = unsafe { self.out.add(first * self.out_step + panel * WIDTH) };
+        Tile {
+            out,
+            step: self.out_step,
+            rows,
+            lanes: WIDTH.min(self.columns - panel * WIDTH),
+            kind: self.kind,
+            first: self.first.get(panel).unwrap_or(&Self::ZEROS),
+        }
+    }
+}
+
+/// The sums of a few rows in a panel.
+#[derive(Clone, Copy)]
+struct Tile<'a, const WIDTH: usize> {
+    out: *mut f32,
+    /// From one row to the next.
+    step: usize,
+    rows: usize,
+    lanes: usize,
+    kind: Kind,
+    first: &'a [f32; WIDTH],
+}
+
+impl<const WIDTH: usize> Tile<'_, WIDTH> {
+    /// Those of the first `ROWS` of `PACKED` rows.
+    #[inline(always)]
+    fn of<R: Register, const REGISTERS: usize, const ROWS: usize, const PACKED: usize>(
+        self,
+        values: &[[f32; PACKED]],
+        b: &[[f32; WIDTH]],
+    ) {
+        let mut sums: [[R; REGISTERS]; ROWS] = self.start();
+        for (a, b) in values.iter().zip(b) {
+            let b = load::<R, REGISTERS, WIDTH>(b);
+            for row in 0..ROWS {
+                let a = R::splat(a[row]);
+                for at in 0..REGISTERS {
+                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                }
+            }
+        }
+        self.put(sums);
+    }
+
+    /// Those of rows and steps at these offsets, whose sums are within the values.
+    #[inline(always)]
+    fn of_windows<R: Register, const REGISTERS: usize, const ROWS: usize>(
+        self,
+        values: &[f32],
+        rows: &[u32],
+        steps: &[u32],
+        b: &[[f32; WIDTH]],
+    ) {
+        // Rows past the last one repeat it, and are not written.
+        let from: [*const f32; ROWS] = std::array::from_fn(|at| {
+            let row = rows[at.min(rows.len() - 1)];
+            values.as_ptr().wrapping_add(row as usize)
+        });
+        let mut sums: [[R; REGISTERS]; ROWS] = self.start();
+        for (step, b) in steps.iter().zip(b) {
+            let b = load::<R, REGISTERS, WIDTH>(b);
+            for row in 0..ROWS {
+                // SAFETY: the sum of the largest offsets is within the matrix.
+                let a = R::splat(unsafe { *from[row].add(*step as usize) });
+                for at in 0..REGISTERS {
+                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                }
+            }
+        }
+        self.put(sums);
+    }
+
+    /// Where they start. Rows past the last one repeat it.
     #[inline(always)]
     fn start<R: Register, const REGISTERS: usize, const ROWS: usize>(
-        &mut self,
-        [tile, count, panel]: [usize; 3],
+        self,
     ) -> [[R; REGISTERS]; ROWS] {
         let some;
         // Addresses in place of two kinds of loads, between which the compiler would keep the sums in memory.
-        let from: [*const f32; ROWS] = match &self.out {
-            Out::Chain(values) => {
-                let lanes = WIDTH.min(self.columns - panel * WIDTH);
-                let row = |row: usize| {
-                    let at = (tile + row.min(count - 1)) * self.out_step + panel * WIDTH;
-                    &values[at..][..lanes]
-                };
-                if lanes < WIDTH {
-                    some = std::array::from_fn::<_, ROWS, _>(|at| padded::<WIDTH>(row(at)));
-                    some.each_ref().map(|row| row.as_ptr())
-                } else {
-                    std::array::from_fn(|at| row(at).as_ptr())
-                }
+        let from: [*const f32; ROWS] = match self.kind {
+            // SAFETY: the row is one of these.
+            Kind::Chain if self.lanes == WIDTH => std::array::from_fn(|row| unsafe {
+                self.out
+                    .add(row.min(self.rows - 1) * self.step)
+                    .cast_const()
+            }),
+            Kind::Chain => {
+                some = self.some::<ROWS>();
+                some.each_ref().map(|row| row.as_ptr())
             }
-            _ => [self.first.get(panel).unwrap_or(&Self::ZEROS).as_ptr(); ROWS],
+            _ => [self.first.as_ptr(); ROWS],
         };
         // SAFETY: each is the address of a row of so many values.
         from.map(|from| load(unsafe { &*from.cast::<[f32; WIDTH]>() }))
     }
 
-    /// Writes or adds `count` rows of sums, from row `tile` on. They are not a slice, which would be in memory.
+    /// Writes or adds them. They are not a slice, which would be in memory.
     #[inline(always)]
     fn put<R: Register, const REGISTERS: usize, const ROWS: usize>(
-        &mut self,
-        [tile, count, panel]: [usize; 3],
+        self,
         sums: [[R; REGISTERS]; ROWS],
     ) {
-        let (out, is_sum) = self.out.place();
-        let lanes = WIDTH.min(self.columns - panel * WIDTH);
-        // SAFETY, of this and the other blocks: `check` has seen that the values of all rows are there.
-        let out = unsafe { out.add(tile * self.out_step + panel * WIDTH) };
-        if count == ROWS && lanes == WIDTH {
-            for (row, sums) in sums.into_iter().enumerate() {
+        if self.rows < ROWS || self.lanes < WIDTH {
+            let mut values = [[0.0; WIDTH]; ROWS];
+            for (values, sums) in values.iter_mut().zip(sums) {
                 for (at, sum) in sums.into_iter().enumerate() {
-                    let out = unsafe {
-                        let at = out.add(row * self.out_step + at * R::LEN);
-                        std::slice::from_raw_parts_mut(at, R::LEN)
-                    };
-                    match is_sum {
-                        true => R::load(out).add(sum).store(out),
-                        false => sum.store(out),
-                    }
+                    sum.store(&mut values[at * R::LEN..]);
                 }
             }
-            return;
+            return self.put_some(&values);
         }
-        let mut values = [[0.0; WIDTH]; ROWS];
-        for (values, sums) in values.iter_mut().zip(sums) {
+        let is_sum = self.kind == Kind::Add;
+        for (row, sums) in sums.into_iter().enumerate() {
             for (at, sum) in sums.into_iter().enumerate() {
-                sum.store(&mut values[at * R::LEN..]);
+                // SAFETY: all rows and lanes are there.
+                let out = unsafe {
+                    let at = self.out.add(row * self.step + at * R::LEN);
+                    std::slice::from_raw_parts_mut(at, R::LEN)
+                };
+                match is_sum {
+                    true => R::load(out).add(sum).store(out),
+                    false => sum.store(out),
+                }
             }
         }
-        for (row, values) in values[..count].iter().enumerate() {
-            for (at, value) in values[..lanes].iter().enumerate() {
-                let out = unsafe { &mut *out.add(row * self.out_step + at) };
-                *out = if is_sum { *out + value } else { *value };
+    }
+
+    /// What is there, with zeros in the lanes past the last one.
+    #[inline(never)]
+    fn some<const ROWS: usize>(self) -> [[f32; WIDTH]; ROWS] {
+        std::array::from_fn(|row| {
+            // SAFETY: the row and its lanes are there.
+            padded(unsafe {
+                let row = self.out.add(row.min(self.rows - 1) * self.step);
+                std::slice::from_raw_parts(row, self.lanes)
+            })
+        })
+    }
+
+    /// Writes or adds the rows and lanes that there are.
+    #[inline(never)]
+    fn put_some<const ROWS: usize>(self, values: &[[f32; WIDTH]; ROWS]) {
+        for (row, values) in values[..self.rows].iter().enumerate() {
+            // SAFETY: the row and its lanes are there.
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(self.out.add(row * self.step), self.lanes)
+            };
+            match self.kind {
+                Kind::Add => out
+                    .iter_mut()
+                    .zip(values)
+                    .for_each(|(out, value)| *out += value),
+                _ => out.copy_from_slice(&values[..self.lanes]),
             }
         }
     }

@@ -107,9 +107,30 @@ fn usual_layers() {
         padding: [[0; 2]; 2],
         ..square(4, [6, 4], 10, 1)
     });
+    // More steps than meet a block of positions at once.
+    check(&square(2, [20, 8], 9, 3));
+    // Panels with positions of several images, and more channels and outputs than are multiplied at once.
+    check(&square(5, [300, 170], 7, 1));
     // More positions than one chain adds up, and more images than a batch has.
     check(&square(9, [2, 3], 37, 3));
     check(&square(40, [16, 16], 20, 3));
+}
+
+#[test]
+fn one_pixel_has_the_bits_of_a_window_in_a_padded_image() {
+    let conv = square(3, [270, 180], 7, 1);
+    let padded = Conv {
+        padding: [[1; 2]; 2],
+        ..conv
+    };
+    let (x, weight) = (noise(1, 3 * 270 * 49), noise(2, 180 * 270));
+    let [inner, outer] =
+        everywhere(|kernels| [conv, padded].map(|conv| kernels.conv(&conv, &x, &weight, None)));
+    for (inner, outer) in inner.chunks(49).zip(outer.chunks(81)) {
+        for (inner, outer) in inner.chunks(7).zip(outer.chunks(9).skip(1)) {
+            assert_eq!(inner, &outer[1..8]);
+        }
+    }
 }
 
 #[test]
