@@ -17,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -40,8 +41,10 @@ def command(library, options, ranks):
     return [options.python, *launch, str(PEER), "--device", "cpu", *(["--compile"] if library == "torch, compiled" else [])]
 
 
-def seconds(words, threads, variables):
+def seconds(words, threads, isa, cache):
     counts = {name: str(threads) for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS")}
+    # torch.compile would find the code of the wider instructions, and fail.
+    variables = {**ISAS[isa], "TORCHINDUCTOR_CACHE_DIR": os.path.join(cache, isa)}
     done = subprocess.run(words, env={**os.environ, **counts, **KEPT, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed: {done.stderr}")
@@ -103,13 +106,14 @@ def main():
     places += [(ranks, 1, "widest") for ranks in options.ranks if ranks > 1]
     limits = ["--steps", "15", "--warmup", "3", "--seconds", str(options.seconds)]
     results = Results(OUT, PROGRAM)
+    cache = tempfile.TemporaryDirectory()
     for number in range(options.rounds):
         for workload in options.workloads.split(","):
             for ranks, threads, isa in places:
                 for library in libraries:
                     words = [*command(library, options, ranks), "--workload", workload, *limits]
                     place = {"workload": workload, "library": library, "ranks": ranks, "threads": threads, "isa": isa}
-                    taken = seconds(words, threads, ISAS[isa])
+                    taken = seconds(words, threads, isa, cache.name)
                     print(f"round {number + 1}: {', '.join(map(str, place.values()))}: {taken * 1e3:.1f} ms", file=sys.stderr)
                     results.add(record="step", round=number, **place, seconds=taken)
     table(results.end())
