@@ -14,8 +14,11 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, value_parser};
+use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::{option, required, valued};
 use paceline_cli::{Command as Around, Stop, about};
+
+use crate::commands;
 
 pub(crate) use eval::{EvalArgs, PredictArgs};
 pub(crate) use generate::GenerateArgs;
@@ -53,6 +56,28 @@ pub(crate) enum Command {
     Replay(ReplayArgs),
     /// Run as one rank of a training job; started by `train`, not by users.
     Worker(WorkerArgs),
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// *Errors*: what kept it from being done.
+    pub(crate) fn run(&self) -> Result<Exit, Failure> {
+        match self {
+            Self::Train(args) => commands::train::train(args),
+            Self::Eval(args) => commands::eval::run(args),
+            Self::Predict(args) => commands::predict::run(args),
+            Self::Report(args) => commands::report::run(args),
+            Self::Generate(args) => commands::generate::generate(args),
+            Self::Plan(args) => commands::plan::plan(args),
+            Self::PlanRank(args) => commands::plan::rank(args),
+            Self::Around(command) => command.run(),
+            Self::Indices(args) => commands::indices::indices(args),
+            Self::Ledger(args) => commands::ledger::verify(args),
+            Self::Replay(args) => commands::replay::run(args),
+            Self::Worker(args) => commands::rank::worker(args),
+        }
+    }
 }
 
 /// The settings of a rank that its environment does not carry.

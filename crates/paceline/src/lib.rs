@@ -56,6 +56,11 @@
 //!
 //! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with torchrun's variables set.
 
+#[cfg(feature = "cli")]
+mod cli;
+#[cfg(feature = "cli")]
+mod commands;
+
 pub use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Saved, digests};
 pub use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp, Transport};
 #[cfg(feature = "burn-train")]
@@ -120,6 +125,18 @@ pub fn init() -> Result<ProcessGroup, Error> {
         }
     }
     joined
+}
+
+/// Does what this process's command line asks the program `paceline` for.
+#[cfg(feature = "cli")]
+#[doc(hidden)]
+#[must_use]
+pub fn main() -> std::process::ExitCode {
+    let result = match cli::parse(std::env::args_os()) {
+        Ok(command) => command.run(),
+        Err(stop) => return stop.report().into(),
+    };
+    result.unwrap_or_else(|failure| failure.report()).into()
 }
 
 /// The code blocks of the pages, compiled as tests.
