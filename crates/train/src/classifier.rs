@@ -4,13 +4,12 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::classify::{
-    CLASSES_ENTRY, COLUMNS_ENTRY, EVALUATION_BATCH, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY,
-};
+use crate::classify::{CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY};
 use crate::data::csv::Unlabelled;
 use crate::data::{DataError, Features, Schema, idx};
 use crate::error::TrainError;
 use crate::model::Net;
+use crate::task::EVALUATION_BATCH;
 use crate::trained::{entry, misfit, newest};
 
 /// A trained classifier and what it knows of its data, on the CPU.

@@ -8,11 +8,10 @@ use paceline_split::ModelParallel;
 use crate::config::TrainConfig;
 use crate::data::{self, Dataset, Features, Schema};
 use crate::error::TrainError;
-use crate::layout::Layout;
 use crate::model::{ConvNet, Mlp, Net};
 use crate::report::plural;
-use crate::scores::{Classes, Scores};
-use crate::task::{Part, TrainTask, Unit};
+use crate::scores::{self, Classes, Scores};
+use crate::task::{Loss, Metric, Part, Sums, TrainTask};
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";
@@ -21,11 +20,8 @@ pub(crate) const SCALING_ENTRY: &str = "scaling";
 pub(crate) const CLASSES_ENTRY: &str = "classes";
 pub(crate) const MODEL_ENTRY: &str = "model";
 
-/// Samples of one evaluation batch.
-pub(crate) const EVALUATION_BATCH: usize = 256;
-
 /// Samples in plain memory.
-pub(crate) struct Samples {
+pub struct Samples {
     values: Vec<f32>,
     labels: Vec<i32>,
 }
@@ -33,9 +29,6 @@ pub(crate) struct Samples {
 impl TrainTask for Dataset {
     type Model = Net;
     type Batch = Samples;
-
-    const UNIT: Unit = Unit::Samples;
-    const SAMPLE: &'static str = "sample";
 
     fn open(config: &TrainConfig, _: Option<&ProcessGroup>) -> Result<Self, TrainError> {
         Ok(data::open(config)?)
@@ -95,10 +88,6 @@ impl TrainTask for Dataset {
         }
     }
 
-    fn evaluation_batch(&self) -> usize {
-        EVALUATION_BATCH
-    }
-
     /// The schema and the size of the network.
     fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)> {
         let json = |value: Result<String, serde_json::Error>| value.expect("it always encodes");
@@ -116,7 +105,7 @@ impl TrainTask for Dataset {
         ]
     }
 
-    fn model(&self, config: &TrainConfig, device: &Device, _: &Layout) -> Result<Net, TrainError> {
+    fn model(&self, config: &TrainConfig, device: &Device) -> Result<Net, TrainError> {
         let Schema {
             features, classes, ..
         } = &self.schema;
@@ -143,7 +132,11 @@ impl TrainTask for Dataset {
         format!("{:?} {}", config.model, self.schema.features.network()).to_lowercase()
     }
 
-    fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Samples {
+    fn batch(
+        &self,
+        part: Part,
+        indices: impl Iterator<Item = usize>,
+    ) -> Result<Samples, TrainError> {
         let subset = match part {
             Part::Train => self.train(),
             Part::HeldOut => self.held_out(),
@@ -157,10 +150,37 @@ impl TrainTask for Dataset {
             samples.values.extend_from_slice(values);
             samples.labels.push(label as i32);
         }
-        samples
+        Ok(samples)
     }
 
-    fn scores(
+    fn loss(
+        &self,
+        model: &Net,
+        batch: &Samples,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Loss, TrainError> {
+        Ok(self.scores(model, batch, precision, device).loss())
+    }
+
+    fn evaluate(
+        &self,
+        model: &Net,
+        batch: &Samples,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Sums, TrainError> {
+        self.scores(model, batch, precision, device).sums()
+    }
+
+    fn metrics(sums: &Sums) -> Vec<Metric> {
+        vec![scores::accuracy(sums)]
+    }
+}
+
+impl Dataset {
+    /// The scores of a batch.
+    pub(crate) fn scores(
         &self,
         model: &Net,
         batch: &Samples,

@@ -13,10 +13,10 @@ use crate::classifier::Classifier;
 use crate::config::{Task, TrainConfig};
 use crate::data;
 use crate::error::TrainError;
-use crate::evaluate::{Sums, of_shard, split};
+use crate::evaluate::{of_shard, split};
 use crate::generate::Generator;
 use crate::language::Text;
-use crate::task::{Part, TrainTask};
+use crate::task::{Part, Sums, TrainTask};
 
 /// What an evaluation has found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -98,7 +98,7 @@ fn classes(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Trai
     }
     let mut table = BTreeMap::new();
     let score = |samples: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, samples.clone());
+        let batch = task.batch(Part::HeldOut, samples.clone())?;
         let scores = task.scores(&model.net, &batch, Precision::F32, &model.device);
         let best = scores.best()?;
         count(&scores.right, &best, &mut table);
@@ -142,7 +142,7 @@ fn language(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Tra
     let mut all = Sums::default();
     for &part in parts {
         let score = |sequences: &Range<usize>| {
-            let batch = task.batch(part, sequences.clone());
+            let batch = task.batch(part, sequences.clone())?;
             let scores = task.scores(&model.gpt, &batch, Precision::F32, &model.device);
             scores.sums()
         };
@@ -178,7 +178,7 @@ fn evaluation(
     sums: Sums,
     perplexity: Option<f64>,
 ) -> Result<Evaluation, TrainError> {
-    if sums.predictions == 0 {
+    if sums.count == 0 {
         return Err(TrainError::usage(
             format!("{data} has nothing to evaluate on"),
             "name data to evaluate on with --data",
@@ -187,10 +187,10 @@ fn evaluation(
     Ok(Evaluation {
         checkpoint: checkpoint.display().to_string(),
         data: data.to_owned(),
-        predictions: sums.predictions,
+        predictions: sums.count,
         loss: sums.mean_loss(),
         perplexity,
-        accuracy: sums.accuracy(),
+        accuracy: sums.mean(0),
         classes: Vec::new(),
         confusion: Vec::new(),
     })

@@ -9,40 +9,9 @@ use paceline_ddp::{Ddp, Precision};
 
 use crate::error::TrainError;
 use crate::stages::Stages;
-use crate::task::{Part, TrainTask};
+use crate::task::{Part, Sums, TrainTask};
 
-/// Sums over evaluated predictions.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Sums {
-    /// Sum of the predictions' losses.
-    pub(crate) loss: f64,
-    /// Right predictions.
-    pub(crate) correct: u64,
-    /// Predictions.
-    pub(crate) predictions: u64,
-}
-
-impl Sums {
-    pub(crate) fn add(self, other: Self) -> Self {
-        Self {
-            loss: self.loss + other.loss,
-            correct: self.correct + other.correct,
-            predictions: self.predictions + other.predictions,
-        }
-    }
-
-    /// Mean loss.
-    pub(crate) fn mean_loss(&self) -> f64 {
-        self.loss / self.predictions.max(1) as f64
-    }
-
-    /// Share of right predictions, `0.0..=1.0`.
-    pub(crate) fn accuracy(&self) -> f64 {
-        self.correct as f64 / self.predictions.max(1) as f64
-    }
-}
-
-/// Evaluates `net`, which is on `device`, on the held-out samples in the training precision.
+/// Evaluates `net`, which is on `device`, on the held-out samples, of which there are some, in the training precision.
 ///
 /// *Numerics*: batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
@@ -57,14 +26,11 @@ pub(crate) fn evaluate<T: TrainTask>(
     stages: Option<&mut (dyn Stages<T> + 'static)>,
     group: &ProcessGroup,
 ) -> Result<Sums, TrainError> {
-    if task.len(Part::HeldOut) == 0 {
-        return Ok(Sums::default());
-    }
     let split = split(task, Part::HeldOut, ddp.shard_count())?;
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, indices.clone());
-        task.scores(net, &batch, precision, &device).sums()
+        let batch = task.batch(Part::HeldOut, indices.clone())?;
+        task.evaluate(net, &batch, precision, &device)
     };
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
@@ -111,27 +77,30 @@ fn total(all: &[u8]) -> Sums {
     decode(all).into_iter().fold(Sums::default(), Sums::add)
 }
 
-/// Encodes sums as bytes: exact, unlike text.
+/// Encodes sums as bytes: exact, unlike text. Each has its loss, its count, the number of its states, and these.
 fn encode(sums: &[Sums]) -> Vec<u8> {
-    let words = sums
-        .iter()
-        .flat_map(|s| [s.loss.to_bits(), s.correct, s.predictions]);
+    let words = sums.iter().flat_map(|sums| {
+        let head = [sums.loss.to_bits(), sums.count, sums.states.len() as u64];
+        let states = sums.states.iter().map(|state| state.to_bits());
+        head.into_iter().chain(states)
+    });
     words.flat_map(u64::to_le_bytes).collect()
 }
 
 fn decode(bytes: &[u8]) -> Vec<Sums> {
     let (words, _) = bytes.as_chunks::<8>();
-    let sums = words
-        .as_chunks::<3>()
-        .0
-        .iter()
-        .map(|words| words.map(u64::from_le_bytes));
-    let sums = sums.map(|[loss, correct, predictions]| Sums {
-        loss: f64::from_bits(loss),
-        correct,
-        predictions,
-    });
-    sums.collect()
+    let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+    let next = || {
+        let (loss, count, states) = (words.next()?, words.next()?, words.next()?);
+        Some(Sums {
+            loss: f64::from_bits(loss),
+            count,
+            states: (words.by_ref().take(states as usize))
+                .map(f64::from_bits)
+                .collect(),
+        })
+    };
+    std::iter::from_fn(next).collect()
 }
 
 #[cfg(test)]
@@ -143,17 +112,12 @@ mod tests {
         let sums = vec![
             Sums {
                 loss: 0.1 + 0.2,
-                correct: 3,
-                predictions: u64::MAX,
+                count: u64::MAX,
+                states: vec![3.0, -0.0],
             },
             Sums::default(),
+            Sums::default().with(f64::MIN_POSITIVE),
         ];
         assert_eq!(decode(&encode(&sums)), sums);
-    }
-
-    #[test]
-    fn nothing_evaluated_is_no_division_by_zero() {
-        assert_eq!(Sums::default().accuracy(), 0.0);
-        assert_eq!(Sums::default().mean_loss(), 0.0);
     }
 }

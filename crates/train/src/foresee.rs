@@ -22,12 +22,15 @@ pub struct Foreseen {
 /// *Errors*: data that cannot be used, or does not fit the batch and shards.
 pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => of_task::<Dataset>(config),
-        Task::Lm => of_task::<Text>(config),
+        Task::Digits | Task::Idx | Task::Csv => foresee_task::<Dataset>(config),
+        Task::Lm => foresee_task::<Text>(config),
     }
 }
 
-fn of_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
+/// The same of a task of one's own.
+///
+/// *Errors*: as [`foresee`].
+pub fn foresee_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     let task = T::open(config, None)?;
     let (devices, parts) = (config.devices, task.parts());
     if config.strategy == Strategy::Model && devices > parts {

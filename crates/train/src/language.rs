@@ -9,17 +9,17 @@ use paceline_ddp::{DdpOptions, Precision};
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
 use paceline_split::pipeline::{Pipeline, PipelineOptions, Sequential, measure};
-use paceline_split::tensor::{ParallelGpt, PartsError};
+use paceline_split::tensor::{ParallelGpt, PartsError, TensorParallel};
 
 use crate::config::TrainConfig;
 use crate::data::text::Documents;
 use crate::data::{DataProblem, VALUES_MAX};
 use crate::error::TrainError;
-use crate::layout::Layout;
+use crate::layout::{Cuts, Layout, Staged};
 use crate::plan::Shape;
 use crate::report::{plural, thousands};
-use crate::scores::{Classes, Scores};
-use crate::task::{Part, Staged, TrainTask, Unit};
+use crate::scores::{self, Classes, Scores};
+use crate::task::{Loss, Metric, Part, Sums, TrainTask, Unit};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of one evaluation batch.
@@ -159,8 +159,8 @@ impl Sequences {
 
 /// A form of the language model.
 pub(crate) trait LanguageModel: Sequential<3, Input = Tensor<2, Int>> {
-    /// Out of the whole model, whose parameters are lazy.
-    fn of(gpt: Gpt, layout: &Layout) -> Result<Self, PartsError>;
+    /// Out of the whole model, whose parameters are lazy, and the parts of its matrices if they are cut.
+    fn of(gpt: Gpt, parts: Option<&TensorParallel>) -> Result<Self, PartsError>;
 
     /// The scores of the token after each one.
     fn forward(&self, tokens: Tensor<2, Int>) -> Self::Output;
@@ -187,7 +187,7 @@ fn picked(scores: Tensor<3>, places: Option<&[i32]>, precision: Precision) -> Te
 }
 
 impl LanguageModel for Gpt {
-    fn of(gpt: Gpt, _: &Layout) -> Result<Self, PartsError> {
+    fn of(gpt: Gpt, _: Option<&TensorParallel>) -> Result<Self, PartsError> {
         Ok(gpt)
     }
 
@@ -201,9 +201,8 @@ impl LanguageModel for Gpt {
 }
 
 impl LanguageModel for ParallelGpt {
-    fn of(gpt: Gpt, layout: &Layout) -> Result<Self, PartsError> {
-        let tp = layout.tensor_parallel();
-        Self::from_gpt(gpt, tp.expect("the layout has parts"))
+    fn of(gpt: Gpt, parts: Option<&TensorParallel>) -> Result<Self, PartsError> {
+        Self::from_gpt(gpt, parts.expect("the layout has parts"))
     }
 
     fn forward(&self, tokens: Tensor<2, Int>) -> Vec<Tensor<3>> {
@@ -272,10 +271,6 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         )
     }
 
-    fn warnings(&self) -> Vec<String> {
-        Vec::new()
-    }
-
     fn len(&self, part: Part) -> usize {
         (self.stream(part).len() - 1).div_ceil(self.gpt.context)
     }
@@ -298,8 +293,8 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         self.tokenizer.file().into_iter().collect()
     }
 
-    fn model(&self, _: &TrainConfig, device: &Device, layout: &Layout) -> Result<M, TrainError> {
-        Ok(M::of(self.gpt.init(device), layout)?)
+    fn model(&self, _: &TrainConfig, device: &Device) -> Result<M, TrainError> {
+        Ok(M::of(self.gpt.init(device), None)?)
     }
 
     /// The embedding and the layers.
@@ -309,20 +304,6 @@ impl<M: LanguageModel> TrainTask for Text<M> {
 
     fn place(&self, model: M, devices: &[Device]) -> M {
         ModelParallel::even(devices.to_vec(), self.parts()).place(model)
-    }
-
-    fn shape(&self, precision: Precision) -> Shape {
-        Shape {
-            layers: self.gpt.layers,
-            heads: self.gpt.heads,
-            boundary: self.gpt.context * self.gpt.width,
-            boundary_value_bytes: match precision {
-                Precision::F32 => 4,
-                Precision::Bf16 | Precision::F16 => 2,
-            },
-            predictions: self.gpt.context,
-            tied: self.gpt.vocabulary * self.gpt.width,
-        }
     }
 
     fn model_name(&self, _: &TrainConfig) -> String {
@@ -336,7 +317,45 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         format!("gpt of {layers} layers, {heads} heads, width {width}, context {context}")
     }
 
-    fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
+    fn batch(
+        &self,
+        part: Part,
+        indices: impl Iterator<Item = usize>,
+    ) -> Result<Sequences, TrainError> {
+        Ok(self.sequences(part, indices))
+    }
+
+    fn loss(
+        &self,
+        model: &M,
+        batch: &Sequences,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Loss, TrainError> {
+        Ok(self.scores(model, batch, precision, device).loss())
+    }
+
+    fn evaluate(
+        &self,
+        model: &M,
+        batch: &Sequences,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Sums, TrainError> {
+        self.scores(model, batch, precision, device).sums()
+    }
+
+    fn metrics(sums: &Sums) -> Vec<Metric> {
+        let perplexity = sums.mean_loss().exp();
+        let text = format!("perplexity {perplexity:.2}");
+        let perplexity = Metric::number("perplexity", perplexity).shown(text);
+        vec![perplexity, scores::accuracy(sums)]
+    }
+}
+
+impl<M: LanguageModel> Text<M> {
+    /// The sequences with these indices.
+    pub(crate) fn sequences(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
         let context = self.gpt.context;
         let mut batch = Sequences {
             inputs: Vec::new(),
@@ -357,7 +376,8 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         batch
     }
 
-    fn scores(
+    /// The scores of a batch.
+    pub(crate) fn scores(
         &self,
         model: &M,
         batch: &Sequences,
@@ -367,23 +387,54 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         let output = model.forward(self.input(batch, device));
         batch.scores(model, output, precision)
     }
+}
 
-    fn block_costs(&self, config: &TrainConfig, device: &Device) -> Vec<f64> {
+/// The layouts of language models: parts of matrices, and stages of blocks.
+pub(crate) struct GptCuts;
+
+impl<M: LanguageModel> Cuts<Text<M>> for GptCuts {
+    fn model(
+        &self,
+        task: &Text<M>,
+        _: &TrainConfig,
+        device: &Device,
+        layout: &Layout,
+    ) -> Result<M, TrainError> {
+        Ok(M::of(task.gpt.init(device), layout.tensor_parallel())?)
+    }
+
+    fn shape(&self, task: &Text<M>, precision: Precision) -> Shape {
+        let gpt = &task.gpt;
+        Shape {
+            layers: gpt.layers,
+            heads: gpt.heads,
+            boundary: gpt.context * gpt.width,
+            boundary_value_bytes: match precision {
+                Precision::F32 => 4,
+                Precision::Bf16 | Precision::F16 => 2,
+            },
+            predictions: gpt.context,
+            tied: gpt.vocabulary * gpt.width,
+        }
+    }
+
+    fn block_costs(&self, task: &Text<M>, config: &TrainConfig, device: &Device) -> Vec<f64> {
         let precision = config.precision;
         let samples = config.global_batch / config.shards / config.accumulate;
-        let batch = self.batch(Part::Train, 0..samples.clamp(1, self.len(Part::Train)));
-        let input = || self.input(&batch, device);
-        let gpt = self.gpt.init(device);
-        let loss = |output| batch.scores(&gpt, output, precision).loss();
+        let batch = task.sequences(Part::Train, 0..samples.clamp(1, task.len(Part::Train)));
+        let input = || task.input(&batch, device);
+        let gpt = task.gpt.init(device);
+        let loss = |output| batch.scores(&gpt, output, precision).loss().mean;
         measure(&gpt, device, input, loss)
     }
 
     fn pipeline(
+        &self,
         model: M,
         mesh: DeviceMesh,
         options: PipelineOptions,
         ddp: DdpOptions,
-    ) -> Result<Staged<Self>, TrainError> {
+    ) -> Result<Staged<Text<M>>, TrainError> {
         let (pipeline, ddp, model) = Pipeline::<3>::on(mesh, model, options, ddp)?;
         Ok((Box::new(pipeline), ddp, model))
     }
@@ -427,7 +478,7 @@ mod tests {
             let mut epochs = vec![Vec::new(); 2];
             for plan in sharded_batches(&config, samples, None).expect("steps") {
                 for shard in &plan.shards {
-                    let batch = numbered.batch(Part::Train, shard.iter().copied());
+                    let batch = numbered.sequences(Part::Train, shard.iter().copied());
                     epochs[plan.epoch as usize].extend(batch.targets);
                 }
             }
@@ -444,7 +495,7 @@ mod tests {
         let config = config(&[("task", "lm"), ("context", "900")]);
         let text = Text::<Gpt>::open(&config, None).expect("the built-in text");
         let last = text.len(Part::HeldOut) - 1;
-        let batch = text.batch(Part::HeldOut, [last, 0].into_iter());
+        let batch = text.sequences(Part::HeldOut, [last, 0].into_iter());
         assert_eq!(batch.inputs.len(), 1800);
         let short = (text.held_out.len() - 1) % 900;
         assert!(short > 0, "the last sequence is short");

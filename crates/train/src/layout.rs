@@ -1,13 +1,17 @@
-//! `Layout`: the mesh of a job's ranks, and what each of them has of the model.
+//! `Layout`: the mesh of a job's ranks, and what each of them has of the model. `Cuts`: how a task's model is cut for it.
 
 use burn::module::Module;
+use burn::tensor::Device;
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions};
+use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision};
 use paceline_split::pipeline::PipelineOptions;
 use paceline_split::tensor::{TensorParallel, TensorPlacement};
 
 use crate::config::{Switch, TrainConfig};
 use crate::error::TrainError;
+use crate::plan::Shape;
+use crate::stages::Stages;
+use crate::task::TrainTask;
 
 /// The ranks of a job, by what they have.
 ///
@@ -119,3 +123,48 @@ impl Layout {
         Some(text)
     }
 }
+
+/// How the model of a task is cut over ranks. By default it is not: every rank has the whole.
+pub(crate) trait Cuts<T: TrainTask>: Sync {
+    /// A model with random weights, or what this rank has of it.
+    ///
+    /// *Errors*: a layout that does not fit the model.
+    fn model(
+        &self,
+        task: &T,
+        config: &TrainConfig,
+        device: &Device,
+        _: &Layout,
+    ) -> Result<T::Model, TrainError> {
+        task.model(config, device)
+    }
+
+    /// What a plan needs to know of a model that is a list of equal layers.
+    fn shape(&self, _: &T, _: Precision) -> Shape {
+        Shape::default()
+    }
+
+    /// The time of each block of a model, measured on one micro-batch.
+    fn block_costs(&self, _: &T, _: &TrainConfig, _: &Device) -> Vec<f64> {
+        unreachable!("the settings refuse stages of any model but a language model")
+    }
+
+    /// Cuts a model into stages, one rank's of which are returned with their replicas.
+    fn pipeline(
+        &self,
+        _: T::Model,
+        _: DeviceMesh,
+        _: PipelineOptions,
+        _: DdpOptions,
+    ) -> Result<Staged<T>, TrainError> {
+        unreachable!("the settings refuse stages of any model but a language model")
+    }
+}
+
+/// A rank's stages, their replicas and their model.
+pub(crate) type Staged<T> = (Box<dyn Stages<T>>, Ddp, <T as TrainTask>::Model);
+
+/// Models that are not cut.
+pub(crate) struct Whole;
+
+impl<T: TrainTask> Cuts<T> for Whole {}

@@ -2,7 +2,7 @@
 //!
 //! - [`config`]: layered settings, each with its source.
 //! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, texts.
-//! - [`train`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Classifier`]: its classes for samples without labels;
+//! - [`TrainTask`]: data, a model and a loss; the built-in tasks are such ones. [`train`] and [`train_task`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Classifier`]: its classes for samples without labels;
 //!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
@@ -41,9 +41,10 @@ pub use classifier::{Classifier, Prediction};
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
 pub use eval::{ClassFigures, Confused, Evaluation, eval};
-pub use foresee::{Foreseen, foresee};
+pub use foresee::{Foreseen, foresee, foresee_task};
 pub use generate::{GenerateOptions, Generator};
 pub use page::{RUNS_MAX, page};
 pub use replay::{Replay, Replayed, replay};
 pub use setup::use_threads;
-pub use trainer::{End, train};
+pub use task::{Loss, Metric, Part, Sums, TrainTask, Unit};
+pub use trainer::{End, train, train_task};

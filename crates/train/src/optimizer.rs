@@ -6,9 +6,9 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::Bytes;
 use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
 use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer};
-use paceline_nn::AdamWConfig;
 
 use crate::config::TrainConfig;
+use crate::task::TrainTask;
 
 pub(crate) enum Optimizer {
     Whole(ModuleOptimizer),
@@ -17,17 +17,17 @@ pub(crate) enum Optimizer {
 
 impl Optimizer {
     /// The model may have placeholders from now on.
-    pub(crate) fn new<M: Module>(
+    pub(crate) fn new<T: TrainTask>(
         config: &TrainConfig,
+        task: &T,
         ddp: &mut Ddp,
-        model: M,
-    ) -> Result<(Self, M), DdpError> {
-        let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
-        let adamw = adamw.init();
+        model: T::Model,
+    ) -> Result<(Self, T::Model), DdpError> {
+        let whole = task.optimizer(config);
         let Some(stage) = config.zero_stage() else {
-            return Ok((Self::Whole(adamw), model));
+            return Ok((Self::Whole(whole), model));
         };
-        let (sharded, model) = ZeroRedundancyOptimizer::at_stage(ddp, model, adamw, stage)?;
+        let (sharded, model) = ZeroRedundancyOptimizer::at_stage(ddp, model, whole, stage)?;
         Ok((Self::Sharded(sharded), model))
     }
 

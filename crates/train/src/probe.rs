@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Task, TrainConfig, Zero};
 use crate::data::Dataset;
 use crate::error::TrainError;
-use crate::language::Text;
-use crate::layout::Layout;
+use crate::language::{GptCuts, Text};
+use crate::layout::{Cuts, Layout, Whole};
 use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
 use crate::stages::Stages;
-use crate::task::{Part, TrainTask};
+use crate::task::{Loss, Part, TrainTask};
 use crate::trainer::RankBatch;
 
 /// Measured steps, after one to warm up.
@@ -94,9 +94,9 @@ impl Rehearsal {
 /// *Errors*: data or devices that cannot be used, and those of the steps.
 pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Probe, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => measure::<Dataset>(config, group, dry),
-        Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, group, dry),
-        Task::Lm => measure::<Text>(config, group, dry),
+        Task::Digits | Task::Idx | Task::Csv => measure::<Dataset>(config, &Whole, group, dry),
+        Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, &GptCuts, group, dry),
+        Task::Lm => measure::<Text>(config, &GptCuts, group, dry),
     }
 }
 
@@ -105,18 +105,21 @@ pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Pro
 /// *Blocks*, *Errors*: as [`probe`].
 pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => whole_steps::<Dataset>(config, group),
-        Task::Lm if config.tp.is_some() => whole_steps::<Text<ParallelGpt>>(config, group),
-        Task::Lm => whole_steps::<Text>(config, group),
+        Task::Digits | Task::Idx | Task::Csv => whole_steps::<Dataset>(config, &Whole, group),
+        Task::Lm if config.tp.is_some() => {
+            whole_steps::<Text<ParallelGpt>>(config, &GptCuts, group)
+        }
+        Task::Lm => whole_steps::<Text>(config, &GptCuts, group),
     }
 }
 
 fn measure<T: TrainTask>(
     config: &TrainConfig,
+    cuts: &dyn Cuts<T>,
     group: &ProcessGroup,
     dry: Dry,
 ) -> Result<Probe, TrainError> {
-    let shape = T::open(config, None)?.shape(config.precision);
+    let shape = cuts.shape(&T::open(config, None)?, config.precision);
     let layers = dry.layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
     let config = &TrainConfig {
         layers: Some(layers).filter(|layers| *layers > 0),
@@ -145,9 +148,9 @@ fn measure<T: TrainTask>(
     };
     let rest = reset_peak() - file_bytes();
     device.seed(config.seed);
-    let net = task.model(config, &device, &layout)?;
+    let net = cuts.model(&task, config, &device, &layout)?;
     let parameters = parameters(&net);
-    let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
+    let mut steps = Steps::new(config, (&task, cuts), &layout, (net, options), group)?;
     let batch = 0..dry.samples;
     let kept_bytes = match dry.waits {
         true => Some(steps.kept(batch.clone())?),
@@ -181,18 +184,19 @@ fn measure<T: TrainTask>(
 
 fn whole_steps<T: TrainTask>(
     config: &TrainConfig,
+    cuts: &dyn Cuts<T>,
     group: &ProcessGroup,
 ) -> Result<Rehearsal, TrainError> {
     let task = T::open(config, None)?;
     let device = open_devices(config, group)?.remove(0);
     let layout = Layout::new(config, group)?;
     device.seed(config.seed);
-    let net = task.model(config, &device, &layout)?;
+    let net = cuts.model(&task, config, &device, &layout)?;
     let options = DdpOptions {
         recovery: Recovery::None,
         ..ddp_options(config, &task)
     };
-    let mut steps = Steps::new(config, &task, &layout, (net, options), group)?;
+    let mut steps = Steps::new(config, (&task, cuts), &layout, (net, options), group)?;
     let to_start = peak();
     let parts = config.shards * config.accumulate;
     let size = config.global_batch.div_ceil(parts).max(1);
@@ -235,7 +239,7 @@ struct Step {
 impl<'a, T: TrainTask> Steps<'a, T> {
     fn new(
         config: &'a TrainConfig,
-        task: &'a T,
+        (task, cuts): (&'a T, &dyn Cuts<T>),
         layout: &Layout,
         (net, options): (T::Model, DdpOptions),
         group: &'a ProcessGroup,
@@ -246,7 +250,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         };
         let (stages, mut ddp, net) = match layout.pipeline() {
             Some((mesh, pipeline)) => {
-                let (stages, ddp, net) = T::pipeline(net, mesh, pipeline, options)?;
+                let (stages, ddp, net) = cuts.pipeline(net, mesh, pipeline, options)?;
                 (Some(stages), ddp, net)
             }
             None => {
@@ -254,7 +258,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
                 (None, ddp, net)
             }
         };
-        let (optimizer, net) = Optimizer::new(config, &mut ddp, net)?;
+        let (optimizer, net) = Optimizer::new(config, task, &mut ddp, net)?;
         Ok(Self {
             optimizer,
             net: Some(net),
@@ -271,14 +275,13 @@ impl<'a, T: TrainTask> Steps<'a, T> {
     fn kept(&mut self, samples: std::ops::Range<usize>) -> Result<f64, TrainError> {
         let (task, precision) = (self.task, self.config.precision);
         let net = self.net.as_ref().expect("the model is always put back");
-        let batch = self.batch(samples);
+        let batch = self.batch(samples)?;
         let mut peaks = [0.0; 3];
         self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
             let mut waiting = Vec::new();
             for bytes in &mut peaks {
-                let scores = task.scores(&shard.model()?, &batch, precision, &device);
-                waiting.push(scores.loss());
+                waiting.push(task.loss(&shard.model()?, &batch, precision, &device)?);
                 *bytes = peak();
             }
             shard.micro_batches(0);
@@ -296,12 +299,13 @@ impl<'a, T: TrainTask> Steps<'a, T> {
     ) -> Result<Vec<Step>, TrainError> {
         let micro_batch = |samples| self.batch(samples);
         let shard = |shard| samples(shard).into_iter().map(micro_batch).collect();
-        let batch: RankBatch<T::Batch> = self.ddp.shards().map(shard).collect();
+        let batch = self.ddp.shards().map(shard);
+        let batch: RankBatch<T::Batch> = batch.collect::<Result<_, TrainError>>()?;
         self.one(&batch)?;
         (0..STEPS).map(|_| self.one(&batch)).collect()
     }
 
-    fn batch(&self, samples: std::ops::Range<usize>) -> T::Batch {
+    fn batch(&self, samples: std::ops::Range<usize>) -> Result<T::Batch, TrainError> {
         let count = self.task.len(Part::Train);
         let samples = samples.map(|sample| sample % count);
         self.task.batch(Part::Train, samples)
@@ -379,9 +383,8 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             shard.micro_batches(parts.len());
             for part in parts {
                 let device = shard.device().clone();
-                let scores = task.scores(&shard.model()?, part, precision, &device);
-                let weight = scores.count() as f32;
-                shard.backward(scores.loss(), weight)?;
+                let Loss { mean, count } = task.loss(&shard.model()?, part, precision, &device)?;
+                shard.backward(mean, count as f32)?;
             }
             step.pass_bytes = step.pass_bytes.max(reset_peak_after());
             Ok(())

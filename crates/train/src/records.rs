@@ -1,6 +1,8 @@
 //! The lines of `metrics.jsonl`.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+
+use crate::task::Metric;
 
 /// A line for a step.
 #[derive(Serialize)]
@@ -38,28 +40,28 @@ pub(crate) struct EvaluationRecord {
     pub(crate) held_out: HeldOut,
 }
 
-/// Means over the held-out data.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// Figures of the held-out data.
+#[derive(Clone, Debug)]
 pub(crate) struct HeldOut {
-    pub(crate) held_out_loss: f64,
-    /// The exponential of the loss, for language models.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) perplexity: Option<f64>,
-    /// Share of right predictions.
-    pub(crate) accuracy: f64,
+    pub(crate) loss: f64,
+    pub(crate) metrics: Vec<Metric>,
 }
 
 impl HeldOut {
     /// Part of a line.
     pub(crate) fn render(&self) -> String {
-        let perplexity = self.perplexity;
-        let perplexity = perplexity.map(|value| format!("   perplexity {value:.2}"));
-        format!(
-            "held-out loss {:.4}{}   accuracy {:>6.2} %",
-            self.held_out_loss,
-            perplexity.unwrap_or_default(),
-            self.accuracy * 100.0
-        )
+        let loss = format!("held-out loss {:.4}", self.loss);
+        let metrics = self.metrics.iter().map(|metric| &*metric.text);
+        let parts: Vec<&str> = [&*loss].into_iter().chain(metrics).collect();
+        parts.join("   ")
+    }
+}
+
+impl Serialize for HeldOut {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let metrics = self.metrics.iter();
+        let metrics = metrics.map(|metric| (metric.name, metric.value));
+        serializer.collect_map([("held_out_loss", self.loss)].into_iter().chain(metrics))
     }
 }
 
@@ -71,7 +73,7 @@ pub(crate) struct EpochRecord {
     pub(crate) epoch: usize,
     pub(crate) train_loss: f64,
     #[serde(flatten)]
-    pub(crate) held_out: HeldOut,
+    pub(crate) held_out: Option<HeldOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) samples_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -84,14 +84,14 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
     let schedule = Schedule::new(config.lr, config.warmup, steps);
     let layout = Layout::new(config, &group)?;
     device.seed(config.seed);
-    let net = task.model(config, &device, &layout)?;
+    let net = task.model(config, &device)?;
     let options = DdpOptions {
         record: Some(NonZeroU64::MIN),
         stop_on_signal: false,
         ..ddp_options(config, &task)
     };
     let (mut ddp, net) = layout.wrap(net, options)?;
-    let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
+    let (mut optimizer, mut net) = Optimizer::new(config, &task, &mut ddp, net)?;
     if let Some(saved) = &mut saved {
         (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;
     }
@@ -120,7 +120,7 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
         let rate = schedule.rate(ddp.next_step());
         let reduced = ddp.step(&net, |shard: &mut ShardStep<'_, T::Model>| {
             let indices = &plan.shards[shard.shard()];
-            let micro = of_shard(&task, indices, config.accumulate);
+            let micro = of_shard(&task, indices, config.accumulate)?;
             run_shard(&task, config.precision, shard, &micro)
         })?;
         net = optimizer.step(rate, net, reduced.grads)?;

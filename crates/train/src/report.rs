@@ -92,7 +92,7 @@ impl Header {
 }
 
 /// Figures of an epoch's line.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Epoch {
     /// The epoch, from 1.
     pub(crate) epoch: usize,
@@ -100,8 +100,8 @@ pub(crate) struct Epoch {
     pub(crate) epochs: usize,
     /// Mean training loss.
     pub(crate) train_loss: f64,
-    /// Means over the held-out data.
-    pub(crate) held_out: HeldOut,
+    /// Figures of the held-out data, if there is any.
+    pub(crate) held_out: Option<HeldOut>,
     /// Predictions in training per second, of all ranks.
     pub(crate) per_second: f64,
     /// What a prediction is called.
@@ -112,12 +112,14 @@ impl Epoch {
     /// One line.
     pub(crate) fn render(&self) -> String {
         let width = self.epochs.to_string().len();
+        let held_out = self.held_out.as_ref();
+        let held_out = held_out.map(|held_out| format!("{}   ", held_out.render()));
         format!(
-            "epoch {:>width$}/{}   train loss {:.4}   {}   {:>8} {}/s",
+            "epoch {:>width$}/{}   train loss {:.4}   {}{:>8} {}/s",
             self.epoch,
             self.epochs,
             self.train_loss,
-            self.held_out.render(),
+            held_out.unwrap_or_default(),
             thousands(self.per_second as u64),
             self.unit,
         )

@@ -5,7 +5,7 @@ use paceline_nn::cross_entropy;
 use paceline_split::tensor::TensorParallel;
 
 use crate::error::TrainError;
-use crate::evaluate::Sums;
+use crate::task::{Loss, Metric, Sums};
 
 /// Scores in f32 of the classes for each prediction, and the right classes, on the device that the model ends on.
 pub(crate) struct Scores {
@@ -43,13 +43,15 @@ impl Scores {
     }
 
     /// The mean cross entropy.
-    pub(crate) fn loss(self) -> Tensor<1> {
-        match self.classes {
+    pub(crate) fn loss(self) -> Loss {
+        let count = self.count();
+        let mean = match self.classes {
             Classes::Whole(scores) => cross_entropy(scores, self.right),
             Classes::Parts(tp, scores, classes) => {
                 tp.cross_entropy(scores, classes, self.right).mean()
             }
-        }
+        };
+        Loss::new(mean, count)
     }
 
     /// The class with the highest score of each prediction, the first of equals.
@@ -62,7 +64,7 @@ impl Scores {
         })
     }
 
-    /// The sums over the predictions.
+    /// The sums over the predictions; the state is the number of right ones.
     ///
     /// *Errors*: failed collectives.
     pub(crate) fn sums(self) -> Result<Sums, TrainError> {
@@ -74,13 +76,12 @@ impl Scores {
     ///
     /// *Errors*: failed collectives.
     pub(crate) fn sums_with(self, best: Tensor<1, Int>) -> Result<Sums, TrainError> {
-        let count = self.count();
         let correct: i64 = best.equal(self.right.clone()).int().sum().into_scalar();
-        let loss: f32 = self.loss().into_scalar();
-        Ok(Sums {
-            loss: f64::from(loss) * count as f64,
-            correct: correct as u64,
-            predictions: count as u64,
-        })
+        Ok(Sums::of(self.loss()).with(correct as f64))
     }
+}
+
+/// The share of right predictions in the sums of scores.
+pub(crate) fn accuracy(sums: &Sums) -> Metric {
+    Metric::share("accuracy", sums.mean(0))
 }

@@ -14,9 +14,9 @@ use serde::Serialize;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
-use crate::evaluate::Sums;
 use crate::language::{LanguageModel, Sequences, Text};
-use crate::task::{Part, TrainTask};
+use crate::layout::Cuts;
+use crate::task::{Part, Sums, TrainTask};
 use crate::trainer::RankBatch;
 
 /// A pipeline of a task's model.
@@ -194,7 +194,7 @@ pub(crate) fn picture<T: TrainTask>(
 /// *Blocks*: until rank 0 has measured.
 pub(crate) fn equal_stages<T: TrainTask>(
     config: &TrainConfig,
-    task: &T,
+    (task, cuts): (&T, &dyn Cuts<T>),
     group: &ProcessGroup,
     device: &Device,
 ) -> Result<Vec<usize>, TrainError> {
@@ -202,7 +202,7 @@ pub(crate) fn equal_stages<T: TrainTask>(
         .pipeline()
         .map_or(1, |options| options.size(1).stages());
     let cuts = by_rank_0(group, || {
-        let stages = cut(&task.block_costs(config, device), stages)?;
+        let stages = cut(&cuts.block_costs(task, config, device), stages)?;
         let starts = stages.iter().skip(1).map(|blocks| blocks.start);
         Ok::<_, PipelineError>(starts.collect())
     });
@@ -233,7 +233,7 @@ impl<M: LanguageModel> MicroBatches<Tensor<2, Int>, M::Output> for Shard<'_, M> 
 
     fn loss(&self, micro_batch: usize, output: M::Output) -> Tensor<1> {
         let batch = &self.batches[micro_batch];
-        batch.scores(self.net, output, self.precision).loss()
+        batch.scores(self.net, output, self.precision).loss().mean
     }
 }
 
@@ -274,7 +274,7 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
         let numbered = shards.iter().enumerate();
         let batches = numbered.flat_map(|(shard, batches)| batches.iter().map(move |b| (shard, b)));
         let batches: Vec<_> = batches.collect();
-        let load = |at: usize| task.batch(Part::HeldOut, batches[at].1.clone());
+        let load = |at: usize| task.sequences(Part::HeldOut, batches[at].1.clone());
         let input = |at| task.input(&load(at), device);
         let mut sums: Vec<Option<Sums>> = vec![None; shards.len()];
         let mut failed = None;
@@ -287,7 +287,7 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
             |at, output| match load(at).scores(net, output, precision).sums() {
                 Ok(batch) => {
                     let shard = sums[batches[at].0].get_or_insert_default();
-                    *shard = shard.add(batch);
+                    *shard = std::mem::take(shard).add(batch);
                 }
                 Err(error) => failed = Some(error),
             },

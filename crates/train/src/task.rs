@@ -1,21 +1,22 @@
-//! `TrainTask`: what the trainer needs to know of a task.
+//! `TrainTask`: what the trainer needs to know of data and a model.
 
 use burn::module::Module;
-use burn::tensor::Device;
-use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpOptions, Precision};
-use paceline_split::pipeline::PipelineOptions;
+use burn::optim::ModuleOptimizer;
+use burn::tensor::{Device, Tensor};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::Precision;
+use paceline_nn::AdamWConfig;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
-use crate::layout::Layout;
-use crate::plan::Shape;
-use crate::scores::Scores;
-use crate::stages::Stages;
+use crate::report::plural;
+
+/// Samples of one evaluation batch, unless a task has another number.
+pub(crate) const EVALUATION_BATCH: usize = 256;
 
 /// A part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// The samples to train on.
     Train,
     /// The samples to evaluate on.
@@ -24,7 +25,7 @@ pub(crate) enum Part {
 
 /// What predictions are counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub enum Unit {
     /// One prediction for each sample.
     Samples,
     /// One prediction for each token of a text.
@@ -49,101 +50,247 @@ impl Unit {
     }
 }
 
-/// A task: samples that become batches, a model, and scores of classes for each prediction in a batch.
+/// The loss of a batch.
+#[derive(Debug)]
+pub struct Loss {
+    pub(crate) mean: Tensor<1>,
+    pub(crate) count: usize,
+}
+
+impl Loss {
+    /// The mean over `count` predictions, which is the weight of the batch among the others of its step.
+    ///
+    /// *Shape*: `[1]`.
+    #[must_use]
+    pub fn new(mean: Tensor<1>, count: usize) -> Self {
+        Self { mean, count }
+    }
+}
+
+/// Sums over evaluated predictions, from which [metrics](TrainTask::metrics) are computed.
 ///
-/// The trainer minimises the cross entropy of the predictions. A sample may hold several predictions, as a sequence of tokens
-/// does; losses and rates are per prediction.
-pub(crate) trait TrainTask: Sized + Send + Sync + 'static {
+/// *Numerics*: the sums of batches are added in the order of shards, so they have the same bits on any number of ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Sum of the predictions' losses.
+    pub loss: f64,
+    /// Predictions.
+    pub count: u64,
+    /// Further sums, whatever the task's metrics need, as many in each batch.
+    pub states: Vec<f64>,
+}
+
+impl Sums {
+    /// The sums of one batch, without further ones. Waits for the loss.
+    #[must_use]
+    pub fn of(loss: Loss) -> Self {
+        let mean: f32 = loss.mean.into_scalar();
+        Self {
+            loss: f64::from(mean) * loss.count as f64,
+            count: loss.count as u64,
+            states: Vec::new(),
+        }
+    }
+
+    /// The same with a further sum over the batch.
+    #[must_use]
+    pub fn with(mut self, state: f64) -> Self {
+        self.states.push(state);
+        self
+    }
+
+    /// Mean loss.
+    #[must_use]
+    pub fn mean_loss(&self) -> f64 {
+        self.loss / self.count.max(1) as f64
+    }
+
+    /// A further sum over the number of predictions; 0 if there is no such sum.
+    #[must_use]
+    pub fn mean(&self, state: usize) -> f64 {
+        self.states.get(state).copied().unwrap_or_default() / self.count.max(1) as f64
+    }
+
+    /// The sums of both. Where nothing was evaluated there are no states.
+    pub(crate) fn add(mut self, mut other: Self) -> Self {
+        let len = self.states.len().max(other.states.len());
+        self.states.resize(len, 0.0);
+        other.states.resize(len, 0.0);
+        let states = self.states.iter().zip(&other.states);
+        Self {
+            loss: self.loss + other.loss,
+            count: self.count + other.count,
+            states: states.map(|(one, other)| one + other).collect(),
+        }
+    }
+}
+
+/// A figure of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Metric {
+    pub(crate) name: &'static str,
+    pub(crate) value: f64,
+    pub(crate) text: String,
+}
+
+impl Metric {
+    /// A number, such as a mean error; `name` is its key in `metrics.jsonl`.
+    #[must_use]
+    pub fn number(name: &'static str, value: f64) -> Self {
+        let text = format!("{name} {value:.4}");
+        Self { name, value, text }
+    }
+
+    /// A share, `0.0..=1.0`, such as an accuracy, which people read in percent.
+    #[must_use]
+    pub fn share(name: &'static str, value: f64) -> Self {
+        let text = format!("{name} {:>6.2} %", value * 100.0);
+        Self { name, value, text }
+    }
+
+    /// The same with another text for people.
+    pub(crate) fn shown(self, text: String) -> Self {
+        Self { text, ..self }
+    }
+}
+
+/// Data, a model and a loss, for the trainer: what a `LightningModule` and its `DataModule` are to Lightning's `Trainer`.
+///
+/// A sample may hold several predictions, as a sequence of tokens does; losses and rates are per prediction.
+///
+/// The functions are called on each rank. With the same settings they must give all ranks the same, or the job ends with an error
+/// that names the rank.
+pub trait TrainTask: Sized + Send + Sync + 'static {
     /// The trained model.
     type Model: Module;
     /// Samples in plain memory, ready to become tensors.
     type Batch: Send + Sync + 'static;
 
     /// What a prediction is.
-    const UNIT: Unit;
+    const UNIT: Unit = Unit::Samples;
 
     /// What a sample is called in reports: `sample`, `sequence`.
-    const SAMPLE: &'static str;
+    const SAMPLE: &'static str = "sample";
 
     /// Loads the data as one rank of `group`. Before ranks start, `group` is `None`.
     ///
-    /// *Errors*: data that cannot be used.
+    /// *Errors*: data that cannot be used. The first call ends the job before any rank starts.
     fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError>;
 
     /// Short name of the data.
     fn name(&self) -> &str;
 
     /// Name and size of the data, for the header.
-    fn description(&self) -> String;
+    fn description(&self) -> String {
+        let held_out = match self.len(Part::HeldOut) {
+            0 => "none".to_owned(),
+            count => count.to_string(),
+        };
+        format!(
+            "{}: {} to train on, {held_out} held out",
+            self.name(),
+            plural(self.len(Part::Train) as u64, Self::SAMPLE),
+        )
+    }
 
     /// Signs that the data is not what the user intended.
-    fn warnings(&self) -> Vec<String>;
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
 
-    /// Number of samples.
+    /// Number of samples. Without held-out ones nothing is evaluated.
     fn len(&self, part: Part) -> usize;
 
     /// Samples of an evaluation batch.
-    fn evaluation_batch(&self) -> usize;
+    fn evaluation_batch(&self) -> usize {
+        EVALUATION_BATCH
+    }
 
     /// Entries that a checkpoint needs so that other programs can use the model.
-    fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)>;
+    fn metadata(&self, _: &TrainConfig) -> Vec<(&'static str, String)> {
+        vec![("data", self.name().to_owned())]
+    }
 
     /// Files that ranks read from the run directory.
     fn files(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 
-    /// A model with random weights, or what this rank has of it.
+    /// A model with random weights on `device`, whose generator has the seed of the settings.
     ///
-    /// *Errors*: a layout that does not fit the model.
-    fn model(
-        &self,
-        config: &TrainConfig,
-        device: &Device,
-        layout: &Layout,
-    ) -> Result<Self::Model, TrainError>;
-
-    /// Number of the model's parts that can be on devices of their own.
-    fn parts(&self) -> usize;
-
-    /// The model with its parts on `devices`.
-    fn place(&self, model: Self::Model, devices: &[Device]) -> Self::Model;
-
-    /// What a plan needs to know of a model that is a list of equal layers.
-    fn shape(&self, _: Precision) -> Shape {
-        Shape::default()
-    }
+    /// *Errors*: settings that do not fit the model.
+    fn model(&self, config: &TrainConfig, device: &Device) -> Result<Self::Model, TrainError>;
 
     /// The model in words.
-    fn model_name(&self, config: &TrainConfig) -> String;
+    fn model_name(&self, _: &TrainConfig) -> String {
+        let name = std::any::type_name::<Self::Model>();
+        name.rsplit("::").next().unwrap_or(name).to_lowercase()
+    }
 
-    /// Copies the samples with the given indices.
-    fn batch(&self, part: Part, indices: impl Iterator<Item = usize>) -> Self::Batch;
+    /// Number of the model's parts that can be on devices of their own, with `--strategy model`.
+    fn parts(&self) -> usize {
+        1
+    }
 
-    /// The scores of a batch, from a model that begins on `device`.
-    fn scores(
+    /// The model with its parts on `devices`, which are at most as many.
+    fn place(&self, model: Self::Model, _devices: &[Device]) -> Self::Model {
+        model
+    }
+
+    /// The optimizer; by default AdamW with the weight decay of the settings.
+    fn optimizer(&self, config: &TrainConfig) -> ModuleOptimizer {
+        let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
+        adamw.init()
+    }
+
+    /// Reads the samples with the given indices, on a thread of the loader, ahead of their use.
+    ///
+    /// *Errors*: samples that cannot be read. They end the job.
+    fn batch(
+        &self,
+        part: Part,
+        indices: impl Iterator<Item = usize>,
+    ) -> Result<Self::Batch, TrainError>;
+
+    /// The loss that the trainer minimises, of a batch of training samples. The model begins on `device`.
+    ///
+    /// *Numerics*: with a mixed `precision`, inputs go through [`Precision::input`] and results through [`Precision::logits`].
+    ///
+    /// *Errors*: failed collectives of the task's own.
+    fn loss(
         &self,
         model: &Self::Model,
         batch: &Self::Batch,
         precision: Precision,
         device: &Device,
-    ) -> Scores;
+    ) -> Result<Loss, TrainError>;
 
-    /// The time of each block of a model, measured on one micro-batch.
-    fn block_costs(&self, _: &TrainConfig, _: &Device) -> Vec<f64> {
-        unreachable!("the settings refuse stages of any model but a language model")
+    /// The sums of a batch of held-out samples, as in [`loss`](Self::loss) but without gradients; by default those of the loss.
+    ///
+    /// *Errors*: failed collectives of the task's own.
+    fn evaluate(
+        &self,
+        model: &Self::Model,
+        batch: &Self::Batch,
+        precision: Precision,
+        device: &Device,
+    ) -> Result<Sums, TrainError> {
+        Ok(Sums::of(self.loss(model, batch, precision, device)?))
     }
 
-    /// Cuts a model into stages, one rank's of which are returned with their replicas.
-    fn pipeline(
-        _: Self::Model,
-        _: DeviceMesh,
-        _: PipelineOptions,
-        _: DdpOptions,
-    ) -> Result<Staged<Self>, TrainError> {
-        unreachable!("the settings refuse stages of any model but a language model")
+    /// The figures of an evaluation besides the mean loss, from the sums over all held-out samples.
+    fn metrics(_: &Sums) -> Vec<Metric> {
+        Vec::new()
     }
 }
 
-/// A rank's stages, their replicas and their model.
-pub(crate) type Staged<T> = (Box<dyn Stages<T>>, Ddp, <T as TrainTask>::Model);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_evaluated_is_no_division_by_zero() {
+        assert_eq!(Sums::default().mean(0), 0.0);
+        assert_eq!(Sums::default().mean_loss(), 0.0);
+    }
+}

@@ -5,7 +5,6 @@ mod losses;
 mod shards;
 mod show;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,8 +27,8 @@ use crate::console::{Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
-use crate::language::Text;
-use crate::layout::Layout;
+use crate::language::{GptCuts, Text};
+use crate::layout::{Cuts, Layout, Whole};
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord, StoppedRecord};
@@ -38,7 +37,7 @@ use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{PipelineReport, Stages, equal_stages};
-use crate::task::{Part, TrainTask, Unit};
+use crate::task::{Part, TrainTask};
 use judge::{Numbers, Policy, Row, Verdict, judge};
 use shards::Loaded;
 pub(crate) use shards::{RankBatch, of_shard, run_shard};
@@ -62,20 +61,34 @@ pub enum End {
 /// *Errors*: any; the other ranks get the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, group, output),
-        Task::Lm if config.tp.is_some() => run::<Text<ParallelGpt>>(config, group, output),
-        Task::Lm => run::<Text>(config, group, output),
+        Task::Digits | Task::Idx | Task::Csv => train_task::<Dataset>(config, group, output),
+        Task::Lm if config.tp.is_some() => {
+            run::<Text<ParallelGpt>>(config, &GptCuts, group, output)
+        }
+        Task::Lm => run::<Text>(config, &GptCuts, group, output),
     }
+}
+
+/// Trains a task of one's own, as [`train`] trains the built-in ones.
+///
+/// *Blocks*, *Errors*: as there.
+pub fn train_task<T: TrainTask>(
+    config: &TrainConfig,
+    group: ProcessGroup,
+    output: Output,
+) -> Result<End, TrainError> {
+    run::<T>(config, &Whole, group, output)
 }
 
 fn run<T: TrainTask>(
     config: &TrainConfig,
+    cuts: &dyn Cuts<T>,
     group: ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
     group.declare_finish();
     let layout = Layout::new(config, &group).inspect_err(|error| tell(&group, None, error))?;
-    let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
+    let trainer = Trainer::<T>::new(config, cuts, group.clone(), layout.clone(), output);
     let mut trainer = trainer.inspect_err(|error| tell(&group, Some(&layout), error))?;
     // A failed group ends when nothing holds it any more.
     drop((group, layout));
@@ -149,10 +162,13 @@ struct Progress {
     unwritten: String,
 }
 
-type RankLoader<B> = Loader<StepPlan, RankBatch<B>, Infallible>;
+type RankLoader<B> = Loader<StepPlan, RankBatch<B>, TrainError>;
 
-fn loader_error(error: LoaderError<Infallible>) -> TrainError {
-    TrainError::Loader(error.to_string())
+fn loader_error(error: LoaderError<TrainError>) -> TrainError {
+    match error {
+        LoaderError::Load { cause, .. } => cause,
+        error => TrainError::Loader(error.to_string()),
+    }
 }
 
 struct Trainer<'a, T: TrainTask> {
@@ -211,6 +227,7 @@ fn is_due(every: u64, step: u64) -> bool {
 impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
         config: &'a TrainConfig,
+        cuts: &dyn Cuts<T>,
         group: ProcessGroup,
         mut layout: Layout,
         output: Output,
@@ -222,12 +239,12 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
-        let cuts = match config.measures_blocks() {
-            true => Some(equal_stages(config, &*task, &group, &device)?),
+        let starts = match config.measures_blocks() {
+            true => Some(equal_stages(config, (&*task, cuts), &group, &device)?),
             false => None,
         };
         device.seed(config.seed);
-        let net = task.model(config, &device, &layout)?;
+        let net = cuts.model(&task, config, &device, &layout)?;
         let mut checkpoints = open_checkpoints(config, &*task, &group)?;
         let mut saved = match joins {
             true => None,
@@ -243,8 +260,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         let (stages, mut ddp, net) = match layout.pipeline() {
             Some((mesh, mut pipeline)) => {
-                pipeline.cuts = cuts.or(pipeline.cuts);
-                let (stages, ddp, net) = T::pipeline(net, mesh, pipeline, options)?;
+                pipeline.cuts = starts.or(pipeline.cuts);
+                let (stages, ddp, net) = cuts.pipeline(net, mesh, pipeline, options)?;
                 (Some(stages), ddp, net)
             }
             None => {
@@ -263,7 +280,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             false => group,
         };
         let step = saved.as_ref().map_or(0, Saved::step);
-        let (mut optimizer, mut net) = Optimizer::new(config, &mut ddp, net)?;
+        let (mut optimizer, mut net) = Optimizer::new(config, &*task, &mut ddp, net)?;
         let mut progress = Progress::default();
         if let Some(saved) = &mut saved {
             (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;
@@ -404,7 +421,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let load = move |plan: &StepPlan| {
             let shards = plan.shards[shards.clone()].iter();
             let batch = shards.map(|indices| of_shard(&*task, indices, accumulate));
-            Ok::<RankBatch<T::Batch>, Infallible>(batch.collect())
+            batch.collect()
         };
         Loader::new(options, batches, load).map_err(loader_error)
     }
@@ -550,7 +567,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 Some(micro) => micro,
                 // A lost rank's.
                 None => {
-                    late = of_shard(task, &plan.shards[shard.shard()], accumulate);
+                    late = of_shard(task, &plan.shards[shard.shard()], accumulate)?;
                     &late
                 }
             };
@@ -570,7 +587,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch: plan.epoch as usize + 1,
             epochs: self.config.epochs,
             train_loss: self.progress.epoch_sums[0] / self.progress.epoch_sums[1].max(1.0),
-            held_out,
+            held_out: held_out.clone(),
             per_second,
             unit: T::UNIT.name(),
         };
@@ -600,10 +617,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Ok(())
     }
 
-    fn evaluate(&mut self) -> Result<HeldOut, TrainError> {
+    /// Nothing, if no data is held out.
+    fn evaluate(&mut self) -> Result<Option<HeldOut>, TrainError> {
         self.group.set_phase(Phase::Evaluation, self.step);
         self.end_round()?;
         self.ddp.synchronize()?;
+        if self.task.len(Part::HeldOut) == 0 {
+            return Ok(None);
+        }
         let net = self.net.as_ref().expect("the model is always put back");
         let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
@@ -618,15 +639,16 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             group,
         )?;
         self.follow()?;
-        Ok(HeldOut {
-            held_out_loss: sums.mean_loss(),
-            perplexity: (T::UNIT == Unit::Tokens).then(|| sums.mean_loss().exp()),
-            accuracy: sums.accuracy(),
-        })
+        Ok(Some(HeldOut {
+            loss: sums.mean_loss(),
+            metrics: T::metrics(&sums),
+        }))
     }
 
     fn evaluate_within_epoch(&mut self) -> Result<(), TrainError> {
-        let held_out = self.evaluate()?;
+        let Some(held_out) = self.evaluate()? else {
+            return Ok(());
+        };
         let step = self.step;
         self.console
             .print(&format!("step {step}   {}", held_out.render()));

@@ -64,7 +64,7 @@ impl<T: TrainTask> Trainer<'_, T> {
     /// Checkpoints of later steps are gone.
     fn restore(&mut self, saved: &mut Saved) -> Result<(), TrainError> {
         let net = self.net.take().expect("the model is always put back");
-        let (optimizer, net) = Optimizer::new(self.config, &mut self.ddp, net)?;
+        let (optimizer, net) = Optimizer::new(self.config, &*self.task, &mut self.ddp, net)?;
         let (net, optimizer) = saved.restore(&mut self.ddp, net, optimizer)?;
         (self.net, self.optimizer) = (Some(net), optimizer);
         (self.last_saved, self.has_to_save) = (None, true);

@@ -6,7 +6,7 @@ use paceline_ddp::sampler::micro_batches;
 use paceline_ddp::{Precision, ShardStep};
 
 use crate::error::TrainError;
-use crate::task::{Part, TrainTask};
+use crate::task::{Loss, Part, TrainTask};
 
 /// One rank's data for one step: the micro-batches of each of its shards.
 pub(crate) type RankBatch<B> = Vec<Vec<B>>;
@@ -16,7 +16,7 @@ pub(crate) fn of_shard<T: TrainTask>(
     task: &T,
     indices: &[usize],
     accumulate: usize,
-) -> Vec<T::Batch> {
+) -> Result<Vec<T::Batch>, TrainError> {
     micro_batches(indices, accumulate)
         .map(|part| task.batch(Part::Train, part.iter().copied()))
         .collect()
@@ -32,11 +32,10 @@ pub(crate) fn run_shard<T: TrainTask>(
     let device = shard.device().clone();
     shard.micro_batches(micro.len());
     for batch in micro {
-        let scores = task.scores(&shard.model()?, batch, precision, &device);
-        let weight = scores.count() as f32;
-        let loss = scores.loss();
-        let value = loss.clone().inner();
-        shard.backward(loss, weight)?;
+        let Loss { mean, count } = task.loss(&shard.model()?, batch, precision, &device)?;
+        let weight = count as f32;
+        let value = mean.clone().inner();
+        shard.backward(mean, weight)?;
         // Reading the loss any earlier would leave the device idle until the backward pass is submitted.
         shard.add_loss(value.into_scalar::<f32>() * weight);
     }
