@@ -45,7 +45,7 @@ pub use value::{Setting, Source, Value};
 /// let inputs = Inputs {
 ///     flags: vec![("epochs".into(), "3".into())],
 ///     environment: vec![("PACELINE_LR".into(), "0.01".into())],
-///     file: None,
+///     ..Inputs::default()
 /// };
 /// let resolved = Given::read(&inputs)?.resolve(None, &Surroundings::of_process())?;
 /// assert_eq!(resolved.config().epochs, 3);
@@ -71,6 +71,12 @@ impl Resolved {
     #[must_use]
     pub fn makes_up_run_dir(&self) -> bool {
         self.setting("run_dir").source == Source::Default
+    }
+
+    /// The user's program whose job it is; `None` for `paceline train`.
+    #[must_use]
+    pub fn program(&self) -> Option<&str> {
+        self.settings.program.as_deref()
     }
 
     /// Replaces the run directory by the one created.

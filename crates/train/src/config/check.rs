@@ -69,6 +69,9 @@ fn check_store(settings: &Settings) -> Result<(), ConfigError> {
 fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
     let is_lm = settings.word("task") == Some("lm");
+    if settings.program.is_some() {
+        return Ok(());
+    }
     let misfit = |key, has: &str, hint| {
         let (value, task) = (cite(key), cite("task"));
         Err(ConfigError::new(
@@ -85,7 +88,8 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     }
     if !is_lm {
         let unfit = |(row, setting): &(&OptionRow, &Setting)| {
-            row.needs == Some(Need::LanguageModel) && setting.value != Value::Unset
+            matches!(row.needs, Some(Need::LanguageModel | Need::Blocks))
+                && setting.value != Value::Unset
         };
         return settings.iter().find(unfit).map_or(Ok(()), |(row, _)| {
             let (key, flag) = (row.key, row.flag());

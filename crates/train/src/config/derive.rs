@@ -46,6 +46,12 @@ pub(super) fn task(
     Ok(())
 }
 
+/// Sets what stands for the task and the model of a user's program, where nothing reads them: they have a value in every job.
+pub(super) fn of_program(settings: &mut Settings) {
+    settings.set_default("task", "digits", None);
+    settings.set_default("model", "small", None);
+}
+
 /// Sets the settings whose default depends on the task.
 pub(super) fn of_task(settings: &mut Settings) {
     let (model, batch) = match settings.word("task") {
@@ -136,10 +142,15 @@ pub(super) fn numbers_and_names(
         let replicas = (ranks / replica_ranks(settings, ranks)).max(1);
         settings.choose("dp", replicas, "auto: as many as the ranks make");
     }
-    let task = settings.word("task").unwrap_or_default();
-    let path = Path::new("runs").join(format!("{task}-{}", stamp(machine.now)));
-    let note = Some("task and start, UTC");
-    settings.set_default("run_dir", Value::Path(path), note);
+    let (name, note) = match &settings.program {
+        Some(program) => (&**program, "program and start, UTC"),
+        None => {
+            let task = settings.word("task").unwrap_or_default();
+            (task, "task and start, UTC")
+        }
+    };
+    let path = Path::new("runs").join(format!("{name}-{}", stamp(machine.now)));
+    settings.set_default("run_dir", Value::Path(path), Some(note));
 }
 
 /// Sets what happens when a rank is lost, if it is `auto` or if the resumed run's way is no longer possible.

@@ -37,7 +37,7 @@ impl ConfigError {
             let key = key.to_lowercase().replace('-', "_");
             env::nearest(&key, OPTIONS.iter().map(|row| row.key))
         });
-        let unlisted = || "`paceline train --help` lists the settings".to_owned();
+        let unlisted = || "`--help` lists the settings".to_owned();
         Self::new(
             format!("unknown setting `{key}` ({origin})"),
             nearest.map_or_else(unlisted, did_you_mean),

@@ -50,18 +50,25 @@ pub fn environment(
     variables.into_iter().map(text).collect()
 }
 
-fn is_setting(name: &str) -> bool {
-    OPTIONS.iter().any(|row| row.variable() == name)
+/// The key of the program in a run's saved settings.
+pub(super) const PROGRAM: &str = "program";
+
+fn is_setting(name: &str, program: Option<&str>) -> bool {
+    let own = OPTIONS.iter().filter(|row| row.is_of(program));
+    own.into_iter().any(|row| row.variable() == name)
 }
 
 /// The variables of ranks and tools that are not settings, for `--explain`.
-pub(super) fn of_contract(variables: &[(String, String)]) -> Vec<env::Listed> {
+pub(super) fn of_contract(
+    variables: &[(String, String)],
+    program: Option<&str>,
+) -> Vec<env::Listed> {
     let get = |name: &str| {
         let found = variables.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.clone())
     };
     let mut listed = env::list(&get);
-    listed.retain(|listed| !is_setting(listed.variable.name));
+    listed.retain(|listed| !is_setting(listed.variable.name, program));
     listed
 }
 
@@ -70,20 +77,27 @@ fn lossy(text: OsString) -> String {
 }
 
 /// Settings from flags, given by key.
-pub(super) fn from_flags(flags: &[(String, String)]) -> Result<Settings, ConfigError> {
+pub(super) fn from_flags(
+    flags: &[(String, String)],
+    program: Option<&str>,
+) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
     for (key, text) in flags {
         let source = Source::Flag(format!("--{}", key.replace('_', "-")));
         let row = option(key).ok_or_else(|| ConfigError::unknown_key(key, &source))?;
+        require_own(row, program, &source)?;
         settings.insert(row, read_bare(row, text, source)?);
     }
     Ok(settings)
 }
 
 /// Settings from the environment; an empty variable counts as not set, as usual.
-pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Settings, ConfigError> {
+pub(super) fn from_environment(
+    variables: &[(String, String)],
+    program: Option<&str>,
+) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
-    for row in OPTIONS {
+    for row in OPTIONS.iter().filter(|row| row.is_of(program)) {
         let variable = row.variable();
         let Some((_, text)) = variables.iter().find(|(name, _)| *name == variable) else {
             continue;
@@ -93,6 +107,20 @@ pub(super) fn from_environment(variables: &[(String, String)]) -> Result<Setting
         }
     }
     Ok(settings)
+}
+
+/// Refuses a setting that the program does not have.
+fn require_own(row: &OptionRow, program: Option<&str>, source: &Source) -> Result<(), ConfigError> {
+    match program.filter(|_| !row.is_of(program)) {
+        None => Ok(()),
+        Some(program) => Err(ConfigError::new(
+            format!(
+                "`{}` ({source}) is a setting of `paceline train`, and {program} has data and a model of its own",
+                row.key
+            ),
+            "remove it",
+        )),
+    }
 }
 
 fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Setting, ConfigError> {
@@ -105,15 +133,21 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
 /// A warning for each variable with our prefix that is not a setting.
 ///
 /// Unlike in a file, this is not an error: a site may have its own variables with our prefix.
-pub(super) fn unused_variables(variables: &[(String, String)]) -> Vec<String> {
-    let known = |name: &str| env::is_known(name) || is_setting(name);
+pub(super) fn unused_variables(
+    variables: &[(String, String)],
+    program: Option<&str>,
+) -> Vec<String> {
+    let known = |name: &str| env::is_known(name) || is_setting(name, program);
     let warning = |name: &str| {
         let key = name.strip_prefix(VARIABLE_PREFIX)?;
         let contract = env::VARIABLES.iter().chain(env::TOOL_VARIABLES);
         let contract = contract.filter_map(|variable| variable.name.strip_prefix(VARIABLE_PREFIX));
         let known = contract.map(str::to_lowercase);
-        let known = known.chain(OPTIONS.iter().map(|row| row.key.to_owned()));
-        let nearest = synonym(key).map(|row| row.key.to_owned());
+        let own = OPTIONS.iter().filter(|row| row.is_of(program));
+        let known = known.chain(own.map(|row| row.key.to_owned()));
+        let nearest = synonym(key)
+            .filter(|row| row.is_of(program))
+            .map(|row| row.key.to_owned());
         let nearest = nearest.or_else(|| env::nearest(&key.to_lowercase(), known));
         let advice = nearest.map(|key| {
             let name = key.to_uppercase();
@@ -139,7 +173,11 @@ pub(super) enum FileOf {
 }
 
 /// Settings from a file.
-pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigError> {
+pub(super) fn from_file(
+    file: &FileText,
+    of: FileOf,
+    program: Option<&str>,
+) -> Result<Settings, ConfigError> {
     let table = DeTable::parse(&file.text).map_err(|error| not_toml(file, &error))?;
     // In file order, so that the first mistake is the one reported.
     let mut entries: Vec<_> = table.get_ref().iter().collect();
@@ -151,6 +189,10 @@ pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigE
             line: place(&file.text, key.span().start).0,
         };
         let name = key.get_ref().as_ref();
+        if let (FileOf::Run, PROGRAM, DeValue::String(program)) = (of, name, value.get_ref()) {
+            settings.program = Some(program.clone().into_owned());
+            continue;
+        }
         let row = option(name).ok_or_else(|| match value.get_ref() {
             DeValue::Table(_) => ConfigError::new(
                 format!("unknown table `[{name}]` ({here}): settings are top-level keys"),
@@ -158,6 +200,7 @@ pub(super) fn from_file(file: &FileText, of: FileOf) -> Result<Settings, ConfigE
             ),
             _ => ConfigError::unknown_key(name, &here),
         })?;
+        require_own(row, program, &here)?;
         let read = (row.kind.read(written(value.get_ref())))
             .ok_or_else(|| ConfigError::bad_value(row, quote(&file.text, value.span()), &here))?;
         let source = match of {

@@ -1,6 +1,7 @@
 //! Resolved settings as text: a table for people, JSON for scripts, a file for resuming.
 
 use super::Resolved;
+use super::layers::PROGRAM;
 
 /// Maximum width that a column is padded to, so that one long path does not widen every line.
 const COLUMN_WIDTH_MAX: usize = 40;
@@ -9,7 +10,7 @@ impl Resolved {
     /// An aligned table of every setting with its value and source, and another of the variables that ranks and tools read.
     #[must_use]
     pub fn explain(&self) -> String {
-        let settings = self.settings.iter().map(|(row, setting)| {
+        let settings = self.settings.shown().map(|(row, setting)| {
             let value = setting.value.to_string();
             [row.key.to_owned(), value, setting.origin()]
         });
@@ -24,7 +25,7 @@ impl Resolved {
     /// The same for scripts: one JSON object, keyed by setting.
     #[must_use]
     pub fn explain_json(&self) -> String {
-        let settings = self.settings.iter().map(|(row, setting)| {
+        let settings = self.settings.shown().map(|(row, setting)| {
             let entry = serde_json::json!({
                 "value": setting.value.to_toml(),
                 "from": setting.origin(),
@@ -44,7 +45,7 @@ impl Resolved {
     /// [`Resolved::from_saved`] reads it back. To use it for a new job, change its run directory.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        let lines = self.settings.iter().map(|(row, setting)| {
+        let lines = self.settings.shown().map(|(row, setting)| {
             let from = one_line(&setting.origin());
             match setting.value.to_toml() {
                 Some(value) => format!("{} = {value} # {from}\n", row.key),
@@ -52,7 +53,15 @@ impl Resolved {
             }
         });
         let heading = "# The settings of a training job, each with its source.\n".to_owned();
-        std::iter::once(heading).chain(lines).collect()
+        let program = self.settings.program.as_ref();
+        let program = program.map(|name| {
+            let name = toml::Value::String(name.clone());
+            format!("{PROGRAM} = {name} # the program that trains\n")
+        });
+        std::iter::once(heading)
+            .chain(program)
+            .chain(lines)
+            .collect()
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Inputs {
     pub environment: Vec<(String, String)>,
     /// The file of settings.
     pub file: Option<FileText>,
+    /// The name of a user's program with a task of its own; `None` for `paceline train`.
+    pub program: Option<String>,
 }
 
 /// Other inputs for resolving settings.
@@ -134,12 +136,14 @@ impl Given {
     ///
     /// *Errors*: a file that is not TOML, a setting that does not exist, an invalid value.
     pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
+        let program = inputs.program.as_deref();
         let mut settings = match &inputs.file {
-            Some(file) => layers::from_file(file, FileOf::User)?,
+            Some(file) => layers::from_file(file, FileOf::User, program)?,
             None => Settings::default(),
         };
-        settings.overlay(layers::from_environment(&inputs.environment)?);
-        settings.overlay(layers::from_flags(&inputs.flags)?);
+        settings.overlay(layers::from_environment(&inputs.environment, program)?);
+        settings.overlay(layers::from_flags(&inputs.flags, program)?);
+        settings.program.clone_from(&inputs.program);
         if settings.word("resume").is_some() && settings.path("run_dir").is_none() {
             return Err(ConfigError::new(
                 format!(
@@ -156,8 +160,8 @@ impl Given {
         }
         Ok(Self {
             settings,
-            variables: layers::of_contract(&inputs.environment),
-            warnings: layers::unused_variables(&inputs.environment),
+            variables: layers::of_contract(&inputs.environment, program),
+            warnings: layers::unused_variables(&inputs.environment, program),
         })
     }
 
@@ -245,7 +249,10 @@ impl Given {
         if settings.word("resume").is_some() {
             settings.choose("resume", Value::Switch(false), "auto: no checkpoint yet");
         }
-        derive::task(&mut settings, surroundings.path_kind)?;
+        match settings.program {
+            Some(_) => derive::of_program(&mut settings),
+            None => derive::task(&mut settings, surroundings.path_kind)?,
+        }
         derive::of_task(&mut settings);
         derive::device(&mut settings, surroundings);
         self.warnings.extend(device_changed(run_device, &settings));
@@ -278,6 +285,18 @@ impl Given {
     /// Also returns the run's previous device.
     fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
+        if saved.program != self.settings.program {
+            let name = |program: &Option<String>| match program {
+                Some(name) => name.clone(),
+                None => "paceline train".to_owned(),
+            };
+            let (own, other) = (name(&self.settings.program), name(&saved.program));
+            let run = run.folder.display();
+            return Err(ConfigError::new(
+                format!("{run} is a run of `{other}`, which `{own}` cannot resume"),
+                format!("resume it with `{other}`, or name a run of `{own}`"),
+            ));
+        }
         let conflicts = conflicts(&saved, &self.settings);
         if !conflicts.is_empty() {
             let run = run.folder.display();
@@ -334,7 +353,10 @@ impl Given {
 /// A setting missing from the file is newer than the file and gets its default; derived settings must be present.
 pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     let mut settings = Settings::defaults();
-    settings.overlay(layers::from_file(file, FileOf::Run)?);
+    settings.overlay(layers::from_file(file, FileOf::Run, None)?);
+    if settings.program.is_some() {
+        derive::of_program(&mut settings);
+    }
     // The run is from a version without this setting.
     if settings.need("device").source == Source::Default {
         let value = DeviceKind::Cpu.name().into();
@@ -343,7 +365,8 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     if settings.need("dp").source == Source::Default {
         let ranks = settings.count("nproc_per_node").unwrap_or(1);
         let replicas = (ranks / derive::replica_ranks(&settings, ranks)).max(1);
-        settings.set("dp", Setting::new(replicas.into(), Source::Default));
+        let source = Source::Run(file.path.clone());
+        settings.set("dp", Setting::new(replicas.into(), source));
     }
     let lacking = |row: &&super::OptionRow| {
         matches!(row.fallback, Fallback::Derived(_)) && settings.get(row.key).is_none()

@@ -10,6 +10,8 @@ use super::value::{Setting, Source, Value};
 /// Settings by key; a layer has only some of the table's keys, a resolved job all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
+    /// The user's program that has them; `None` for `paceline train`.
+    pub(super) program: Option<String>,
     by_key: BTreeMap<&'static str, Setting>,
 }
 
@@ -43,6 +45,12 @@ impl Settings {
         OPTIONS
             .iter()
             .filter_map(|row| self.get(row.key).map(|setting| (row, setting)))
+    }
+
+    /// Those that the program has.
+    pub(super) fn shown(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
+        let program = self.program.as_deref();
+        self.iter().filter(move |(row, _)| row.is_of(program))
     }
 
     pub(super) fn insert(&mut self, row: &'static OptionRow, setting: Setting) {
@@ -82,6 +90,7 @@ impl Settings {
 
     /// Merges another layer into this one; its settings win.
     pub(super) fn overlay(&mut self, upper: Self) {
+        self.program = upper.program.or(self.program.take());
         self.by_key.extend(upper.by_key);
     }
 

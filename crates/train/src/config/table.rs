@@ -35,6 +35,8 @@ pub struct OptionRow {
     pub(super) fixed: Option<&'static str>,
     /// What the setting has no effect without.
     pub(super) needs: Option<Need>,
+    /// Whether it is one of the data and models of `paceline train`, which a program with a task of its own does not have.
+    pub built_in: bool,
     /// A second name of its flag.
     pub alias: Option<&'static str>,
     /// Other tools' names, which edit distance would not find.
@@ -56,6 +58,8 @@ pub enum Fallback {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     LanguageModel,
+    /// A model of blocks.
+    Blocks,
     Columns,
     Group,
     /// A strategy that uses several devices of one rank.
@@ -71,6 +75,12 @@ pub(super) enum Need {
 }
 
 impl OptionRow {
+    /// Whether a program has it: that of a user, by name, or `paceline train`.
+    #[must_use]
+    pub fn is_of(&self, program: Option<&str>) -> bool {
+        program.is_none() || !self.built_in
+    }
+
     /// The flag, with its dashes: `--global-batch`.
     #[must_use]
     pub fn flag(&self) -> String {
@@ -137,6 +147,7 @@ const fn row(group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
         must_agree: true,
         fixed: None,
         needs: None,
+        built_in: false,
         alias: None,
         synonyms: &[],
     }
@@ -174,6 +185,11 @@ impl OptionRow {
         self
     }
 
+    const fn built_in(mut self) -> Self {
+        self.built_in = true;
+        self
+    }
+
     const fn alias(mut self, name: &'static str) -> Self {
         self.alias = Some(name);
         self
@@ -205,17 +221,17 @@ macro_rules! settings {
 settings! {
     task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
         "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, or a language model")
-        .derived("digits, or guessed from --data").fixed(SAMPLES);
+        .derived("digits, or guessed from --data").fixed(SAMPLES).built_in();
     data: Option<PathBuf> = row(TASK, Kind::Path,
         "Training data: an IDX folder, a CSV file, or a text file or folder")
         .local().fixed(SAMPLES)
-        .also(&["dataset"]);
+        .also(&["dataset"]).built_in();
     label_column: Option<String> = row(TASK, Kind::Text,
         "CSV column with the label")
-        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns);
+        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in();
     model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a GPT with about this many parameters for lm")
-        .derived("small, or gpt-1m for lm").fixed(WEIGHTS);
+        .derived("small, or gpt-1m for lm").fixed(WEIGHTS).built_in();
     epochs: usize = row(LEARNING, Kind::Count { min: 1, max: 1_000_000 },
         "Passes over the training data")
         .or("15").fixed(SCHEDULE)
@@ -255,29 +271,29 @@ settings! {
         .also(&["error_if_nonfinite", "check_for_nan_in_loss_and_grad", "terminate_on_nan"]);
     tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
-        .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     vocab: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 257, max: 1 << 20 }),
         "Different tokens of --tokenizer bpe")
-        .unset("1024").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("1024").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     context: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 20 }),
         "Tokens of a sequence")
-        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     layers: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Transformer blocks")
-        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     heads: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Attention heads of a block; they divide the width")
-        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     width: Option<usize> = row(MODEL, Kind::Optional(&Kind::Count { min: 1, max: 1 << 16 }),
         "Values that represent a token between blocks")
-        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel);
+        .unset("from --model").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
     dropout: Option<f64> = row(MODEL, Kind::Optional(&Kind::Number { min: 0.0, max: 0.99 }),
         "Share of values that dropout sets to zero")
-        .unset("from --model").fixed(OPTIMIZER).needs(Need::LanguageModel);
+        .unset("from --model").fixed(OPTIMIZER).needs(Need::LanguageModel).built_in();
     recompute: Option<String> = row(MODEL, Kind::Optional(&Kind::Recompute),
         "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
          N-th, or burn for Burn's own strategy")
-        .unset(NONE).needs(Need::LanguageModel);
+        .unset(NONE).needs(Need::Blocks);
     nproc_per_node: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Ranks on this machine; auto is one per core, at most two, or one per GPU")
         .or("auto").local()
@@ -324,29 +340,29 @@ settings! {
     dp: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Replicas of the model (data parallelism); auto is as many as the ranks make with --pp and --tp. With fewer, several ranks \
          have the parts of one")
-        .or("auto");
+        .or("auto").built_in();
     tp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Parts of each matrix of a language model (tensor parallelism), on as many ranks or fewer; the bits depend on the parts, \
          not on the ranks")
-        .unset("whole matrices").fixed(BITS).needs(Need::LanguageModel);
+        .unset("whole matrices").fixed(BITS).needs(Need::LanguageModel).built_in();
     sequence_parallel: Switch = row(RANKS, Kind::Word(&["off", "on"]),
         "Cut the sequences between the matrices of --tp into parts too, to save memory")
-        .or("off").fixed(BITS).needs(Need::Parts);
+        .or("off").fixed(BITS).needs(Need::Parts).built_in();
     pp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Ranks that share the blocks of a language model and work on different micro-batches at once (pipeline parallelism); the \
          bits stay the same")
-        .unset("whole models").needs(Need::LanguageModel);
+        .unset("whole models").needs(Need::LanguageModel).built_in();
     schedule: Schedule = row(RANKS, Kind::Word(&["gpipe", "1f1b", "interleaved", "zb-h1"]),
         "Order of a pipeline's work: gpipe, 1f1b with less memory, interleaved with shorter waits, or zb-h1, which computes gradients \
          of weights in waits")
-        .or("1f1b").needs(Need::Stages);
+        .or("1f1b").needs(Need::Stages).built_in();
     pp_chunks: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Stages of each rank of a pipeline with --schedule interleaved")
-        .or("2").needs(Need::Stages);
+        .or("2").needs(Need::Stages).built_in();
     pp_cuts: Option<String> = row(RANKS, Kind::Optional(&Kind::Text),
         "First block of each stage but the first, such as 2,4, where block 0 is the embedding and the last one the head; or cost for \
          stages that take the same time, as measured before the first step")
-        .unset("even stages").needs(Need::Stages);
+        .unset("even stages").needs(Need::Stages).built_in();
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local();
@@ -392,7 +408,7 @@ settings! {
         "With --recovery live, a rank leaves that stays so slow that the others are faster without it, as long as N ranks are left")
         .needs(Need::Group);
     record: Option<u64> = row(RUN, Kind::Optional(&Kind::Count { min: 1, max: STEPS_MAX }),
-        "Steps whose gradients each rank keeps as digests, the last ones, for `paceline replay`");
+        "Steps whose gradients each rank keeps as digests, the last ones, for `paceline replay`").built_in();
     timeout_seconds: TimeoutSeconds = row(TUNING, Kind::Auto(&Kind::Count { min: 1, max: 86_400 }),
         "Seconds that a rank waits for the others before one counts as hung; auto follows the duration of the steps, evaluation and \
          saving included")

@@ -65,6 +65,7 @@ fn inputs(flags: &[(&str, &str)], environment: &[(&str, &str)], text: Option<&st
         flags: pairs(flags),
         environment: pairs(environment),
         file: text.map(|text| file("train.toml", text)),
+        program: None,
     }
 }
 

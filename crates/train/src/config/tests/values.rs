@@ -11,7 +11,7 @@ fn unknown_keys_are_refused_with_the_nearest_one() {
     let check = |key: &str, nearest: Option<&str>| {
         let hint = match nearest {
             Some(known) => format!("did you mean `{known}`?"),
-            None => "`paceline train --help` lists the settings".to_owned(),
+            None => "`--help` lists the settings".to_owned(),
         };
         assert_eq!(
             in_file(&format!("epochs = 2\n{key} = 1\n")),
