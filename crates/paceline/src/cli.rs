@@ -5,6 +5,7 @@ mod generate;
 mod indices;
 mod ledger;
 mod plan;
+pub(crate) mod program;
 mod replay;
 mod report;
 mod tip;
@@ -18,7 +19,7 @@ use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::{option, required, valued};
 use paceline_cli::{Command as Around, Stop, about};
 
-use crate::commands;
+use crate::commands::{self, Program};
 
 pub(crate) use eval::{EvalArgs, PredictArgs};
 pub(crate) use generate::GenerateArgs;
@@ -64,7 +65,7 @@ impl Command {
     /// *Errors*: what kept it from being done.
     pub(crate) fn run(&self) -> Result<Exit, Failure> {
         match self {
-            Self::Train(args) => commands::train::train(args),
+            Self::Train(args) => commands::train::train(&Program::PACELINE, args),
             Self::Eval(args) => commands::eval::run(args),
             Self::Predict(args) => commands::predict::run(args),
             Self::Report(args) => commands::report::run(args),
@@ -75,7 +76,7 @@ impl Command {
             Self::Indices(args) => commands::indices::indices(args),
             Self::Ledger(args) => commands::ledger::verify(args),
             Self::Replay(args) => commands::replay::run(args),
-            Self::Worker(args) => commands::rank::worker(args),
+            Self::Worker(args) => commands::rank::worker(&Program::PACELINE, args),
         }
     }
 }
@@ -122,10 +123,7 @@ where
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "ledger" => Ok(Command::Ledger(ledger::read(matches))),
         "replay" => Ok(Command::Replay(replay::read(matches))),
-        "worker" => Ok(Command::Worker(WorkerArgs {
-            config: required(matches, "config"),
-            json: matches.get_flag("json"),
-        })),
+        "worker" => Ok(Command::Worker(read_worker(matches))),
         other => match Around::read(&program(), other, matches) {
             Some(command) => command.map(Command::Around).map_err(stop),
             None => unreachable!("clap knows no subcommand {other}"),
@@ -178,6 +176,13 @@ fn worker_command() -> clap::Command {
         .hide(true)
         .arg(valued("config", "FILE", value_parser!(PathBuf)).required(true))
         .arg(option("json").action(ArgAction::SetTrue))
+}
+
+fn read_worker(matches: &clap::ArgMatches) -> WorkerArgs {
+    WorkerArgs {
+        config: required(matches, "config"),
+        json: matches.get_flag("json"),
+    }
 }
 
 #[cfg(test)]

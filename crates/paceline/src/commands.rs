@@ -12,8 +12,44 @@ pub(crate) mod report;
 pub(crate) mod train;
 
 use paceline_cli::exit::{Exit, Failure};
-use paceline_train::config::ConfigError;
-use paceline_train::{FailureClass, TrainError};
+use paceline_collective::ProcessGroup;
+use paceline_train::config::{ConfigError, TrainConfig};
+use paceline_train::{End, FailureClass, Foreseen, Output, TrainError, TrainTask};
+
+/// What this program trains.
+pub(crate) struct Program {
+    /// The name of a user's program; `None` for `paceline train`.
+    name: Option<String>,
+    foresee: fn(&TrainConfig) -> Result<Foreseen, TrainError>,
+    train: fn(&TrainConfig, ProcessGroup, Output) -> Result<End, TrainError>,
+}
+
+impl Program {
+    /// `paceline train`.
+    pub(crate) const PACELINE: Self = Self {
+        name: None,
+        foresee: paceline_train::foresee,
+        train: paceline_train::train,
+    };
+
+    /// A user's program with a task of its own.
+    pub(crate) fn of<T: TrainTask>(name: String) -> Self {
+        Self {
+            name: Some(name),
+            foresee: paceline_train::foresee_task::<T>,
+            train: paceline_train::train_task::<T>,
+        }
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Its command.
+    fn command(&self) -> &str {
+        self.name().unwrap_or("paceline train")
+    }
+}
 
 /// The failure for settings that cannot be used.
 fn wrong_settings(error: ConfigError) -> Failure {

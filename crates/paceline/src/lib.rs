@@ -40,6 +40,7 @@
 //! # }
 //! ```
 //!
+//! - `trainer` (feature `cli`): the loop and the command line of `paceline train`, for a model and data of one's own.
 //! - [`Ddp`]: replicas and steps. `examples/minimal.rs` is a complete program in under 60 lines that also resumes and stops
 //!   on a signal.
 //! - [`Checkpoints`]: the state of a training, saved in the background, loaded on any number of ranks.
@@ -60,6 +61,8 @@
 mod cli;
 #[cfg(feature = "cli")]
 mod commands;
+#[cfg(feature = "cli")]
+pub mod trainer;
 
 pub use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Saved, digests};
 pub use paceline_collective::{Error, GroupOptions, ProcessGroup, ReduceOp, Transport};

@@ -105,7 +105,8 @@ impl From<paceline_collective::Error> for TrainError {
 }
 
 impl TrainError {
-    pub(crate) fn usage(message: String, hint: impl Into<String>) -> Self {
+    /// The user's input cannot be used, with advice: data that a task cannot read, say.
+    pub fn usage(message: String, hint: impl Into<String>) -> Self {
         let hint = Some(hint.into());
         Self::Usage { message, hint }
     }

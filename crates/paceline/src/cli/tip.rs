@@ -47,7 +47,7 @@ fn of_command(name: &str) -> Option<&'static str> {
     })
 }
 
-fn of_option(long: &str) -> Option<String> {
+pub(super) fn of_option(long: &str) -> Option<String> {
     let called = |ours: &str, help: &str| format!("'--{long}' is called '{ours}' here: {help}");
     if let "dry-run" | "dry_run" | "show-config" = long {
         return Some(called(

@@ -1,5 +1,6 @@
 //! `paceline train`: its flags are the rows of the table of settings.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
@@ -18,6 +19,8 @@ pub(crate) struct TrainArgs {
     pub(crate) json: bool,
     /// Settings from flags: key and text, unchecked, in table order.
     pub(crate) settings: Vec<(String, String)>,
+    /// Words for the user's own code in each rank.
+    pub(crate) rest: Vec<OsString>,
 }
 
 const EXAMPLES: &str = "\
@@ -49,19 +52,22 @@ pub(super) fn command() -> clap::Command {
     clap::Command::new("train")
         .about("Train a built-in network, data-parallel on this machine or as a rank of a job")
         .after_help(EXAMPLES)
-        .arg(config_arg())
-        .arg(
-            option("explain")
-                .action(ArgAction::SetTrue)
-                .help("Print every setting and its source, then exit"),
-        )
-        .arg(
-            option("json")
-                .action(ArgAction::SetTrue)
-                .help("Print JSON: one object per line for the start, every epoch and the end; with --explain, the settings"),
-        )
+        .args(general())
         .args(OPTIONS.iter().map(flag))
         .arg(about::completion_arg())
+}
+
+/// The options that are no settings.
+pub(super) fn general() -> [Arg; 3] {
+    [
+        config_arg(),
+        option("explain")
+            .action(ArgAction::SetTrue)
+            .help("Print every setting and its source, then exit"),
+        option("json")
+            .action(ArgAction::SetTrue)
+            .help("Print JSON: one object per line for the start, every epoch and the end; with --explain, the settings"),
+    ]
 }
 
 pub(super) fn config_arg() -> Arg {
@@ -116,5 +122,6 @@ pub(super) fn read(matches: &ArgMatches) -> TrainArgs {
         explain: matches.get_flag("explain"),
         json: matches.get_flag("json"),
         settings: settings(matches),
+        rest: Vec::new(),
     }
 }

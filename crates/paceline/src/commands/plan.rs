@@ -20,7 +20,7 @@ use paceline_train::plan::{Cluster, Cost, Layout, Link, Plan, Workload};
 
 use self::measure::Measured;
 use super::train::read_settings;
-use super::{rank as ranks, wrong_settings};
+use super::{Program, rank as ranks, wrong_settings};
 use crate::cli::{PlanArgs, PlanRankArgs, TrainArgs};
 
 /// The link of ranks that were not measured, because there is one rank only.
@@ -75,7 +75,7 @@ fn given(args: &TrainArgs, flags: &Flags) -> Result<Given, Failure> {
     let flags = flags.iter();
     args.settings
         .extend(flags.map(|(key, value)| ((*key).to_owned(), value.clone())));
-    read_settings(&args)
+    read_settings(&Program::PACELINE, &args)
 }
 
 fn resolve(args: &TrainArgs, flags: &Flags) -> Result<Resolved, Failure> {

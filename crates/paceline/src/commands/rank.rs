@@ -1,4 +1,5 @@
-//! One rank of a training job: started by `paceline train` as `paceline worker`, or as `paceline train` by any launcher.
+//! One rank of a training job: started by `paceline train` as `paceline worker`, or as `paceline train` by any launcher. A user's
+//! program with a task of its own is started in the same two ways.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
 
 use super::train::{Prepared, prepare, saved_run};
-use super::{failed, wrong_settings};
+use super::{Program, failed, wrong_settings};
 use crate::cli::WorkerArgs;
 use paceline_cli::exit::{Exit, Failure};
 
@@ -45,8 +46,8 @@ pub(crate) fn shape(place: &WorkerEnv, given: &Given) -> JobShape {
 /// Trains with the settings in a file, which `paceline train` has resolved for all its ranks.
 ///
 /// *Errors*: any failure of the rank that the launcher cannot report.
-pub(crate) fn worker(args: &WorkerArgs) -> Result<Exit, Failure> {
-    work(args).or_else(leave)
+pub(crate) fn worker(program: &Program, args: &WorkerArgs) -> Result<Exit, Failure> {
+    work(program, args).or_else(leave)
 }
 
 /// Hands a failure to the launcher, which prints the first rank's. If every rank printed its own too, it would appear many
@@ -62,7 +63,7 @@ pub(super) fn leave(failure: Failure) -> Result<Exit, Failure> {
     }
 }
 
-fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
+fn work(program: &Program, args: &WorkerArgs) -> Result<Exit, Failure> {
     let saved = FileText::read(&args.config).map_err(wrong_settings)?;
     let resolved = Resolved::from_saved(&saved).map_err(wrong_settings)?;
     let mut config = resolved.config().clone();
@@ -75,7 +76,8 @@ fn work(args: &WorkerArgs) -> Result<Exit, Failure> {
         let found = by_rank_0(&group, look).map_err(|error| failed(None, &error.into()))?;
         config.resume = found.map_err(|error| failed(None, &error))?;
     }
-    train_as_rank(&config, group, Output::of(args.json)).map_err(|error| failed(None, &error))
+    train_as_rank(program, &config, group, Output::of(args.json))
+        .map_err(|error| failed(None, &error))
 }
 
 /// Rank 0's decisions, which the other ranks need to resolve their settings.
@@ -88,7 +90,12 @@ struct Start {
 /// Trains as the rank of `place`. Every rank reads its own settings; only rank 0 chooses the run directory and writes there.
 ///
 /// *Errors*: settings or data that cannot be used, and any failure of the rank.
-pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Result<Exit, Failure> {
+pub(crate) fn train(
+    program: &Program,
+    mut given: Given,
+    place: WorkerEnv,
+    output: Output,
+) -> Result<Exit, Failure> {
     let surroundings = Surroundings {
         job: Some(shape(&place, &given)),
         ..Surroundings::of_process()
@@ -99,16 +106,21 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
     let cores = place.cores() / place.local_world;
     let (transport, timeout) = given.joining();
     if place.replacement > 0 {
-        let resolved = settings_of_run(&given)?;
+        let resolved = settings_of_run(program, &given)?;
         let group = join(place, transport, timeout)?;
-        return train_on(&resolved, cores, group, output);
+        return train_on(program, &resolved, cores, group, output);
     }
     let group = join(place, transport, timeout)?;
     let rank = group.rank();
     let mut prepared = None;
     // The object store may need longer than the others' timeout.
     let start = by_rank_0_slowly(&group, || {
-        let ready = prepared.insert(prepare(given.clone(), &surroundings, Some(group.env()))?);
+        let ready = prepared.insert(prepare(
+            program,
+            given.clone(),
+            &surroundings,
+            Some(group.env()),
+        )?);
         ready.load()?;
         let run_dir = ready.run.path().to_owned();
         let saved = ready.origin.saved.clone();
@@ -128,18 +140,21 @@ pub(crate) fn train(mut given: Given, place: WorkerEnv, output: Output) -> Resul
             (resolved, None)
         }
     };
-    train_on(&resolved, cores, group, output)
+    train_on(program, &resolved, cores, group, output)
 }
 
 /// The settings that rank 0 has resolved for the job that this process joins.
 ///
 /// *Errors*: the run directory is not named, or not on this host.
-fn settings_of_run(given: &Given) -> Result<Resolved, Failure> {
+fn settings_of_run(program: &Program, given: &Given) -> Result<Resolved, Failure> {
     let Some(run_dir) = given.run_dir() else {
-        let why = "a rank of `paceline train` under another launcher can only be replaced in a run directory that is named: this one is \
-                   known to rank 0 alone";
-        let hint = "add --run-dir, or start the job with `paceline train --nproc-per-node N`";
-        return Err(Failure::new(Exit::Usage, why, Some(hint.into())));
+        let command = program.command();
+        let why = format!(
+            "a rank of `{command}` under another launcher can only be replaced in a run directory that is named: this one is \
+             known to rank 0 alone"
+        );
+        let hint = format!("add --run-dir, or start the job with `{command} --nproc-per-node N`");
+        return Err(Failure::new(Exit::Usage, why, Some(hint)));
     };
     let saved = saved_run(run_dir.to_owned()).map_err(|error| {
         let hint =
@@ -151,6 +166,7 @@ fn settings_of_run(given: &Given) -> Result<Resolved, Failure> {
 
 /// Trains with `cores` for each rank of this host, unless the settings or the environment say how many threads.
 fn train_on(
+    program: &Program,
     resolved: &Resolved,
     cores: usize,
     group: ProcessGroup,
@@ -166,7 +182,7 @@ fn train_on(
         };
         paceline_train::use_threads(threads);
     }
-    train_as_rank(config, group, output).map_err(|error| failed(Some(rank), &error))
+    train_as_rank(program, config, group, output).map_err(|error| failed(Some(rank), &error))
 }
 
 /// Joins the group. Passes the settings as variables; they include and override the environment's.
@@ -182,11 +198,12 @@ fn join(
 }
 
 fn train_as_rank(
+    program: &Program,
     config: &TrainConfig,
     group: ProcessGroup,
     output: Output,
 ) -> Result<Exit, TrainError> {
-    Ok(match paceline_train::train(config, group, output)? {
+    Ok(match (program.train)(config, group, output)? {
         End::Finished => Exit::Done,
         End::Stopped { signal } => Exit::Signal(signal.exit_code() - 128),
     })

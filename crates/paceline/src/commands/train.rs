@@ -1,4 +1,4 @@
-//! `paceline train`: settings, run directory, and the ranks that it starts or the rank that this process is.
+//! `paceline train`, and programs with a task of their own: settings, run directory, and the ranks that it starts or the rank that this process is.
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use paceline_train::config::{
     TrainConfig,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
-use paceline_train::{COLUMNS_VARIABLE, Output, TrainError, foresee};
+use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
 use paceline_usage::Lang;
 
-use super::{allocator_settings, failed, rank, wrong_settings};
+use super::{Program, allocator_settings, failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, hint, note, warn};
 use paceline_cli::flags::finish;
@@ -34,8 +34,8 @@ const SETTINGS: &str = "config.toml";
 /// ranks.
 ///
 /// *Errors*: unusable settings, data, devices or run directory; then nothing is started.
-pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
-    let given = read_settings(args)?;
+pub(crate) fn train(program: &Program, args: &TrainArgs) -> Result<Exit, Failure> {
+    let given = read_settings(program, args)?;
     let place = rank::place()?;
     if args.explain {
         let is_silent = place.as_ref().is_some_and(|place| place.rank != 0);
@@ -51,22 +51,25 @@ pub(crate) fn train(args: &TrainArgs) -> Result<Exit, Failure> {
         };
     }
     match place {
-        Some(place) => rank::train(given, place, Output::of(args.json)).or_else(rank::leave),
+        Some(place) => {
+            rank::train(program, given, place, Output::of(args.json)).or_else(rank::leave)
+        }
         None => {
-            let prepared = prepare(given, &Surroundings::of_process(), None)?;
+            let prepared = prepare(program, given, &Surroundings::of_process(), None)?;
             prepared.load()?;
             let Prepared { resolved, run, .. } = prepared;
-            start(resolved.config(), &run, args.json)
+            start(resolved.config(), &run, args)
         }
     }
 }
 
-pub(super) fn read_settings(args: &TrainArgs) -> Result<Given, Failure> {
+pub(super) fn read_settings(program: &Program, args: &TrainArgs) -> Result<Given, Failure> {
     let file = args.config.as_deref().map(FileText::read).transpose();
     let inputs = Inputs {
         flags: args.settings.clone(),
         environment: config::environment(std::env::vars_os()),
         file: file.map_err(wrong_settings)?,
+        program: program.name.clone(),
     };
     Given::read(&inputs).map_err(wrong_settings)
 }
@@ -90,6 +93,7 @@ pub(super) struct Origin {
 ///
 /// *Errors*: any obstacle to training; then nothing is left behind.
 pub(super) fn prepare(
+    program: &Program,
     given: Given,
     surroundings: &Surroundings,
     place: Option<&WorkerEnv>,
@@ -97,7 +101,7 @@ pub(super) fn prepare(
     let (mut resolved, origin) = resolve(given, surroundings)?;
     let config = resolved.config();
     check_devices(config)?;
-    let foreseen = foresee(config).map_err(|error| failed(None, &error))?;
+    let foreseen = (program.foresee)(config).map_err(|error| failed(None, &error))?;
     for warning in &foreseen.warnings {
         warn(warning);
     }
@@ -286,6 +290,12 @@ pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
 /// The settings of a run, for a command that uses it again where it is now.
 pub(super) fn settings_of(run: SavedRun) -> Result<TrainConfig, Failure> {
     let resolved = Resolved::from_saved(&run.settings).map_err(wrong_settings)?;
+    if let Some(program) = resolved.program() {
+        let run = run.folder.display();
+        let message = format!("{run} is a run of `{program}`, whose model only that program knows");
+        let advice = format!("`paceline report {run}` shows its metrics");
+        return Err(Failure::new(Exit::Usage, message, Some(advice)));
+    }
     let mut config = resolved.config().clone();
     config.run_dir = run.folder;
     Ok(config)
@@ -364,7 +374,7 @@ fn require(gpus: usize, found: Result<usize, String>) -> Result<(), Failure> {
         .map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
 
-fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure> {
+fn start(config: &TrainConfig, run: &RunDir, args: &TrainArgs) -> Result<Exit, Failure> {
     let program = job::own_program()?;
     let (ranks, cores) = (config.nproc_per_node, Surroundings::of_process().cores);
     if config.device == DeviceKind::Cpu && ranks > cores {
@@ -374,7 +384,11 @@ fn start(config: &TrainConfig, run: &RunDir, json: bool) -> Result<Exit, Failure
     let mut job = job::new(&program, ranks)?;
     let settings = run.path().join(SETTINGS);
     job.args = vec!["worker".into(), "--config".into(), settings.into()];
-    job.args.extend(json.then(|| "--json".into()));
+    job.args.extend(args.json.then(|| "--json".into()));
+    if !args.rest.is_empty() {
+        job.args.push("--".into());
+        job.args.extend(args.rest.iter().cloned());
+    }
     job.log_dir = Some(run.path().join("logs"));
     job.console = Console::RankZeroRaw;
     job.max_restarts = config.max_restarts;

@@ -1,0 +1,99 @@
+//! The trainer of `paceline train`, for a model and data of one's own.
+//!
+//! A program says what it trains in a [`TrainTask`], and its `main` is [`run`]. It then has the command line of `paceline train`, without the
+//! options of built-in data and models: ranks, shards, checkpoints and resuming, recovery, ZeRO, precision, evaluation, metrics, `--explain`, a
+//! settings file and `PACELINE_*` variables.
+//!
+//! ```text
+//! my-program --nproc-per-node 4 --epochs 3
+//! my-program --resume
+//! paceline run --nproc-per-node 4 my-program --epochs 3
+//! ```
+//!
+//! # Example
+//!
+//! ```no_run
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::tensor::{Device, Tensor, TensorData};
+//! use paceline::trainer::{Loss, Part, TrainConfig, TrainError, TrainTask};
+//! use paceline::{Precision, ProcessGroup};
+//!
+//! /// y = 2 x + 1
+//! struct Line;
+//!
+//! impl TrainTask for Line {
+//!     type Model = Linear;
+//!     type Batch = Vec<f32>;
+//!
+//!     fn open(_: &TrainConfig, _: Option<&ProcessGroup>) -> Result<Self, TrainError> {
+//!         Ok(Self)
+//!     }
+//!
+//!     fn name(&self) -> &str {
+//!         "line"
+//!     }
+//!
+//!     fn len(&self, part: Part) -> usize {
+//!         match part {
+//!             Part::Train => 1000,
+//!             Part::HeldOut => 100,
+//!         }
+//!     }
+//!
+//!     fn model(&self, _: &TrainConfig, device: &Device) -> Result<Linear, TrainError> {
+//!         Ok(LinearConfig::new(1, 1).init(device))
+//!     }
+//!
+//!     fn batch(&self, _: Part, indices: impl Iterator<Item = usize>) -> Result<Vec<f32>, TrainError> {
+//!         Ok(indices.map(|index| index as f32 / 1000.0).collect())
+//!     }
+//!
+//!     fn loss(&self, model: &Linear, batch: &Vec<f32>, _: Precision, device: &Device) -> Result<Loss, TrainError> {
+//!         let count = batch.len();
+//!         let x = Tensor::<2>::from_data(TensorData::new(batch.clone(), [count, 1]), device);
+//!         let y = model.forward(x.clone());
+//!         Ok(Loss::new((y - x * 2.0 - 1.0).square().mean(), count))
+//!     }
+//! }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     paceline::trainer::run::<Line>()
+//! }
+//! ```
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+pub use paceline_train::config::TrainConfig;
+pub use paceline_train::{Loss, Metric, Part, Sums, TrainError, TrainTask, Unit};
+
+use crate::cli::program::{Asked, parse};
+use crate::commands::{self, Program};
+
+/// Trains as this process's command line asks: as a rank if a launcher started it, else with ranks that it starts, which are this program
+/// again. Prints errors, and returns the exit code of `paceline train`.
+///
+/// *Blocks*: until the job has ended.
+#[must_use]
+pub fn run<T: TrainTask>() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let name = words.first().and_then(|word| Path::new(word).file_stem());
+    let name = name.map_or("program".into(), |name| name.to_string_lossy());
+    let program = Program::of::<T>(name.to_string());
+    let result = match parse(&name, &words) {
+        Ok(Asked::Train(args)) => commands::train::train(&program, &args),
+        Ok(Asked::Worker(args)) => commands::rank::worker(&program, &args),
+        Err(stop) => return stop.report().into(),
+    };
+    result.unwrap_or_else(|failure| failure.report()).into()
+}
+
+/// The words after `--` on this process's command line, which are the program's own: [`run`] hands them to each rank.
+#[must_use]
+pub fn args() -> Vec<OsString> {
+    std::env::args_os()
+        .skip_while(|word| word != "--")
+        .skip(1)
+        .collect()
+}
