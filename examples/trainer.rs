@@ -1,29 +1,28 @@
-//! Your own model and data with the trainer and the options of `paceline train`: learns y = sin(x), and reports R² on held-out samples.
+//! Your own model and data, with the trainer and the options of `paceline train`: learns y = sin(x).
 //! `cargo build --release --example trainer`, then `target/release/examples/trainer --epochs 5 --nproc-per-node 2`.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
+use paceline::ProcessGroup;
 use paceline::nn::{linear, relu};
-use paceline::trainer::{Loss, Metric, Part, Sums, TrainConfig, TrainError, TrainTask};
-use paceline::{Precision, ProcessGroup};
+use paceline::trainer::{Compute, Loss, Metric, Part, Sums, TrainConfig, TrainError, TrainTask};
 
 #[derive(Module, Debug)]
 struct Net {
     layers: [Linear; 2],
 }
 
-struct Sine;
-
-impl Sine {
-    /// What the model says, and what is right.
-    fn outputs(net: &Net, batch: &[f32], device: &Device) -> (Tensor<2>, Tensor<2>) {
-        let x = TensorData::new(batch.to_vec(), [batch.len(), 1]);
-        let x = Tensor::<2>::from_data(x, device);
-        let y = linear(&net.layers[1], relu(linear(&net.layers[0], x.clone())));
-        (y, x.sin())
+impl Net {
+    /// What is wrong with the results for these inputs.
+    fn errors(&self, x: &[f32], device: &Device) -> Tensor<2> {
+        let x = Tensor::<2>::from_data(TensorData::new(x.to_vec(), [x.len(), 1]), device);
+        let y = linear(&self.layers[1], relu(linear(&self.layers[0], x.clone())));
+        y - x.sin()
     }
 }
+
+struct Sine;
 
 impl TrainTask for Sine {
     type Model = Net;
@@ -49,44 +48,24 @@ impl TrainTask for Sine {
         Ok(Net { layers })
     }
 
-    fn batch(
-        &self,
-        part: Part,
-        indices: impl Iterator<Item = usize>,
-    ) -> Result<Vec<f32>, TrainError> {
+    fn batch(&self, part: Part, of: impl Iterator<Item = usize>) -> Result<Vec<f32>, TrainError> {
         let step = 6.4 / self.len(part) as f32;
-        Ok(indices.map(|index| index as f32 * step - 3.2).collect())
+        Ok(of.map(|index| index as f32 * step - 3.2).collect())
     }
 
-    fn loss(
-        &self,
-        net: &Net,
-        batch: &Vec<f32>,
-        _: Precision,
-        device: &Device,
-    ) -> Result<Loss, TrainError> {
-        let (y, right) = Self::outputs(net, batch, device);
-        Ok(Loss::new((y - right).square().mean(), batch.len()))
+    fn loss(&self, net: &Net, x: &Vec<f32>, at: Compute<'_>) -> Result<Loss, TrainError> {
+        let errors = net.errors(x, at.device);
+        Ok(Loss::new(errors.square().mean(), x.len()))
     }
 
-    fn evaluate(
-        &self,
-        net: &Net,
-        batch: &Vec<f32>,
-        _: Precision,
-        device: &Device,
-    ) -> Result<Sums, TrainError> {
-        let (y, right) = Self::outputs(net, batch, device);
-        let [sum, squares] = [right.clone().sum(), right.clone().square().sum()];
-        let loss = Loss::new((y - right).square().mean(), batch.len());
-        Ok(Sums::of(loss)
-            .with(sum.into_scalar::<f32>().into())
-            .with(squares.into_scalar::<f32>().into()))
+    fn evaluate(&self, net: &Net, x: &Vec<f32>, at: Compute<'_>) -> Result<Sums, TrainError> {
+        let errors = net.errors(x, at.device).abs().sum();
+        let sums = Sums::of(self.loss(net, x, at)?);
+        Ok(sums.with(errors.into_scalar::<f32>().into()))
     }
 
     fn metrics(sums: &Sums) -> Vec<Metric> {
-        let variance = sums.mean(1) - sums.mean(0).powi(2);
-        vec![Metric::number("r2", 1.0 - sums.mean_loss() / variance)]
+        vec![Metric::number("mae", sums.mean(0))] // the mean absolute error
     }
 }
 

@@ -15,8 +15,8 @@
 //! ```no_run
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::{Device, Tensor, TensorData};
-//! use paceline::trainer::{Loss, Part, TrainConfig, TrainError, TrainTask};
-//! use paceline::{Precision, ProcessGroup};
+//! use paceline::trainer::{Compute, Loss, Part, TrainConfig, TrainError, TrainTask};
+//! use paceline::ProcessGroup;
 //!
 //! /// y = 2 x + 1
 //! struct Line;
@@ -48,9 +48,9 @@
 //!         Ok(indices.map(|index| index as f32 / 1000.0).collect())
 //!     }
 //!
-//!     fn loss(&self, model: &Linear, batch: &Vec<f32>, _: Precision, device: &Device) -> Result<Loss, TrainError> {
+//!     fn loss(&self, model: &Linear, batch: &Vec<f32>, compute: Compute<'_>) -> Result<Loss, TrainError> {
 //!         let count = batch.len();
-//!         let x = Tensor::<2>::from_data(TensorData::new(batch.clone(), [count, 1]), device);
+//!         let x = Tensor::<2>::from_data(TensorData::new(batch.clone(), [count, 1]), compute.device);
 //!         let y = model.forward(x.clone());
 //!         Ok(Loss::new((y - x * 2.0 - 1.0).square().mean(), count))
 //!     }
@@ -66,7 +66,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub use paceline_train::config::TrainConfig;
-pub use paceline_train::{Loss, Metric, Part, Sums, TrainError, TrainTask, Unit};
+pub use paceline_train::{Compute, Loss, Metric, Part, Sums, TrainError, TrainTask, Unit};
 
 use crate::cli::program::{Asked, parse};
 use crate::commands::{self, Program};

@@ -2,7 +2,6 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::Precision;
 use paceline_split::ModelParallel;
 
 use crate::config::TrainConfig;
@@ -11,7 +10,7 @@ use crate::error::TrainError;
 use crate::model::{ConvNet, Mlp, Net};
 use crate::report::plural;
 use crate::scores::{self, Classes, Scores};
-use crate::task::{Loss, Metric, Part, Sums, TrainTask};
+use crate::task::{Compute, Loss, Metric, Part, Sums, TrainTask};
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";
@@ -153,24 +152,17 @@ impl TrainTask for Dataset {
         Ok(samples)
     }
 
-    fn loss(
-        &self,
-        model: &Net,
-        batch: &Samples,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<Loss, TrainError> {
-        Ok(self.scores(model, batch, precision, device).loss())
+    fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
+        Ok(self.scores(model, batch, compute).loss())
     }
 
     fn evaluate(
         &self,
         model: &Net,
         batch: &Samples,
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        self.scores(model, batch, precision, device).sums()
+        self.scores(model, batch, compute).sums()
     }
 
     fn metrics(sums: &Sums) -> Vec<Metric> {
@@ -180,13 +172,8 @@ impl TrainTask for Dataset {
 
 impl Dataset {
     /// The scores of a batch.
-    pub(crate) fn scores(
-        &self,
-        model: &Net,
-        batch: &Samples,
-        precision: Precision,
-        device: &Device,
-    ) -> Scores {
+    pub(crate) fn scores(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Scores {
+        let Compute { device, precision } = compute;
         let count = batch.labels.len();
         let values = TensorData::new(batch.values.clone(), [count, self.schema.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);

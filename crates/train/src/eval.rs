@@ -16,7 +16,7 @@ use crate::error::TrainError;
 use crate::evaluate::{of_shard, split};
 use crate::generate::Generator;
 use crate::language::Text;
-use crate::task::{Part, Sums, TrainTask};
+use crate::task::{Compute, Part, Sums, TrainTask};
 
 /// What an evaluation has found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -97,9 +97,13 @@ fn classes(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Trai
         ));
     }
     let mut table = BTreeMap::new();
+    let compute = Compute {
+        device: &model.device,
+        precision: Precision::F32,
+    };
     let score = |samples: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, samples.clone())?;
-        let scores = task.scores(&model.net, &batch, Precision::F32, &model.device);
+        let scores = task.scores(&model.net, &batch, compute);
         let best = scores.best()?;
         count(&scores.right, &best, &mut table);
         scores.sums_with(best)
@@ -140,10 +144,14 @@ fn language(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Tra
         None => &[Part::HeldOut],
     };
     let mut all = Sums::default();
+    let compute = Compute {
+        device: &model.device,
+        precision: Precision::F32,
+    };
     for &part in parts {
         let score = |sequences: &Range<usize>| {
             let batch = task.batch(part, sequences.clone())?;
-            let scores = task.scores(&model.gpt, &batch, Precision::F32, &model.device);
+            let scores = task.scores(&model.gpt, &batch, compute);
             scores.sums()
         };
         all = all.add(sums(&task, part, shards(&config, path), score)?);

@@ -9,7 +9,7 @@ use paceline_ddp::{Ddp, Precision};
 
 use crate::error::TrainError;
 use crate::stages::Stages;
-use crate::task::{Part, Sums, TrainTask};
+use crate::task::{Compute, Part, Sums, TrainTask};
 
 /// Evaluates `net`, which is on `device`, on the held-out samples, of which there are some, in the training precision.
 ///
@@ -30,7 +30,11 @@ pub(crate) fn evaluate<T: TrainTask>(
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, indices.clone())?;
-        task.evaluate(net, &batch, precision, &device)
+        let compute = Compute {
+            device: &device,
+            precision,
+        };
+        task.evaluate(net, &batch, compute)
     };
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];

@@ -19,7 +19,7 @@ use crate::layout::{Cuts, Layout, Staged};
 use crate::plan::Shape;
 use crate::report::{plural, thousands};
 use crate::scores::{self, Classes, Scores};
-use crate::task::{Loss, Metric, Part, Sums, TrainTask, Unit};
+use crate::task::{Compute, Loss, Metric, Part, Sums, TrainTask, Unit};
 use crate::tokenizer::Tokenizer;
 
 /// Tokens of one evaluation batch.
@@ -325,24 +325,17 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         Ok(self.sequences(part, indices))
     }
 
-    fn loss(
-        &self,
-        model: &M,
-        batch: &Sequences,
-        precision: Precision,
-        device: &Device,
-    ) -> Result<Loss, TrainError> {
-        Ok(self.scores(model, batch, precision, device).loss())
+    fn loss(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Result<Loss, TrainError> {
+        Ok(self.scores(model, batch, compute).loss())
     }
 
     fn evaluate(
         &self,
         model: &M,
         batch: &Sequences,
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        self.scores(model, batch, precision, device).sums()
+        self.scores(model, batch, compute).sums()
     }
 
     fn metrics(sums: &Sums) -> Vec<Metric> {
@@ -377,15 +370,9 @@ impl<M: LanguageModel> Text<M> {
     }
 
     /// The scores of a batch.
-    pub(crate) fn scores(
-        &self,
-        model: &M,
-        batch: &Sequences,
-        precision: Precision,
-        device: &Device,
-    ) -> Scores {
-        let output = model.forward(self.input(batch, device));
-        batch.scores(model, output, precision)
+    pub(crate) fn scores(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Scores {
+        let output = model.forward(self.input(batch, compute.device));
+        batch.scores(model, output, compute.precision)
     }
 }
 

@@ -46,5 +46,5 @@ pub use generate::{GenerateOptions, Generator};
 pub use page::{RUNS_MAX, page};
 pub use replay::{Replay, Replayed, replay};
 pub use setup::use_threads;
-pub use task::{Loss, Metric, Part, Sums, TrainTask, Unit};
+pub use task::{Compute, Loss, Metric, Part, Sums, TrainTask, Unit};
 pub use trainer::{End, train, train_task};

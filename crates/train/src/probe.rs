@@ -21,7 +21,7 @@ use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
 use crate::stages::Stages;
-use crate::task::{Loss, Part, TrainTask};
+use crate::task::{Compute, Loss, Part, TrainTask};
 use crate::trainer::RankBatch;
 
 /// Measured steps, after one to warm up.
@@ -279,9 +279,13 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         let mut peaks = [0.0; 3];
         self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
+            let compute = Compute {
+                device: &device,
+                precision,
+            };
             let mut waiting = Vec::new();
             for bytes in &mut peaks {
-                waiting.push(task.loss(&shard.model()?, &batch, precision, &device)?);
+                waiting.push(task.loss(&shard.model()?, &batch, compute)?);
                 *bytes = peak();
             }
             shard.micro_batches(0);
@@ -383,7 +387,11 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             shard.micro_batches(parts.len());
             for part in parts {
                 let device = shard.device().clone();
-                let Loss { mean, count } = task.loss(&shard.model()?, part, precision, &device)?;
+                let compute = Compute {
+                    device: &device,
+                    precision,
+                };
+                let Loss { mean, count } = task.loss(&shard.model()?, part, compute)?;
                 shard.backward(mean, count as f32)?;
             }
             step.pass_bytes = step.pass_bytes.max(reset_peak_after());

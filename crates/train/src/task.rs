@@ -67,6 +67,16 @@ impl Loss {
     }
 }
 
+/// Where and in which type a batch is computed.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Compute<'a> {
+    /// The device that the model begins on.
+    pub device: &'a Device,
+    /// The type of the layers. If it is mixed, inputs go through [`Precision::input`] and results through [`Precision::logits`].
+    pub precision: Precision,
+}
+
 /// Sums over evaluated predictions, from which [metrics](TrainTask::metrics) are computed.
 ///
 /// *Numerics*: the sums of batches are added in the order of shards, so they have the same bits on any number of ranks.
@@ -252,17 +262,14 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         indices: impl Iterator<Item = usize>,
     ) -> Result<Self::Batch, TrainError>;
 
-    /// The loss that the trainer minimises, of a batch of training samples. The model begins on `device`.
-    ///
-    /// *Numerics*: with a mixed `precision`, inputs go through [`Precision::input`] and results through [`Precision::logits`].
+    /// The loss that the trainer minimises, of a batch of training samples.
     ///
     /// *Errors*: failed collectives of the task's own.
     fn loss(
         &self,
         model: &Self::Model,
         batch: &Self::Batch,
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Loss, TrainError>;
 
     /// The sums of a batch of held-out samples, as in [`loss`](Self::loss) but without gradients; by default those of the loss.
@@ -272,10 +279,9 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         &self,
         model: &Self::Model,
         batch: &Self::Batch,
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        Ok(Sums::of(self.loss(model, batch, precision, device)?))
+        Ok(Sums::of(self.loss(model, batch, compute)?))
     }
 
     /// The figures of an evaluation besides the mean loss, from the sums over all held-out samples.

@@ -30,6 +30,7 @@ mod support;
 mod tensor_parallel;
 mod torch_contract;
 mod trained;
+mod trainer;
 mod zero;
 
 /// The example, for its own tests: cargo builds an example either as a program or as tests, and `step_time` starts it.

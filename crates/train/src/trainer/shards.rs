@@ -6,7 +6,7 @@ use paceline_ddp::sampler::micro_batches;
 use paceline_ddp::{Precision, ShardStep};
 
 use crate::error::TrainError;
-use crate::task::{Loss, Part, TrainTask};
+use crate::task::{Compute, Loss, Part, TrainTask};
 
 /// One rank's data for one step: the micro-batches of each of its shards.
 pub(crate) type RankBatch<B> = Vec<Vec<B>>;
@@ -30,9 +30,13 @@ pub(crate) fn run_shard<T: TrainTask>(
     micro: &[T::Batch],
 ) -> Result<(), TrainError> {
     let device = shard.device().clone();
+    let compute = Compute {
+        device: &device,
+        precision,
+    };
     shard.micro_batches(micro.len());
     for batch in micro {
-        let Loss { mean, count } = task.loss(&shard.model()?, batch, precision, &device)?;
+        let Loss { mean, count } = task.loss(&shard.model()?, batch, compute)?;
         let weight = count as f32;
         let value = mean.clone().inner();
         shard.backward(mean, weight)?;

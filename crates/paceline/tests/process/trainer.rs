@@ -1,0 +1,63 @@
+//! The example with the trainer: a task of one's own has what `paceline train` has.
+
+use std::fs;
+
+use tempfile::tempdir;
+
+use super::support::{LIMIT, Running, command, example, hash_of, paceline};
+
+#[test]
+fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_built_in_settings() {
+    let folder = tempdir().expect("a folder");
+    let (folder, program) = (folder.path(), example("trainer"));
+    let run = |line: &str| {
+        let words = line.split_whitespace();
+        Running::start(command(folder, &program, words)).ended(LIMIT)
+    };
+    let all = "--epochs 3 --shards 2 --evaluate-every 10 --run-dir";
+    let one = run(&format!("{all} one --nproc-per-node 1"));
+    let expected = one.is_well().hash();
+    let evaluated = "   held-out loss 0.";
+    assert_eq!(one.out.matches(evaluated).count(), 7, "{}", one.out);
+    assert_eq!(one.out.matches("   mae 0.").count(), 7, "{}", one.out);
+
+    let two = run(&format!("{all} two --nproc-per-node 2"));
+    assert_eq!(two.is_well().hash(), expected);
+    let launched = format!(
+        "run --nproc-per-node 2 {} {all} launched",
+        program.display()
+    );
+    assert_eq!(hash_of(folder, &launched), expected);
+
+    // Evaluations have the same bits too, and a run goes on from an earlier checkpoint on another number of ranks.
+    let evaluations = |name: &str| {
+        let lines = fs::read_to_string(folder.join(name).join("metrics.jsonl")).expect("metrics");
+        let lines = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"));
+        let figures = lines.filter_map(|line: serde_json::Value| {
+            Some((line["held_out_loss"].as_f64()?, line["mae"].as_f64()?))
+        });
+        figures.collect::<Vec<_>>()
+    };
+    assert_eq!(evaluations("one"), evaluations("two"));
+    fs::remove_dir_all(folder.join("two/checkpoints/step-0000000048")).expect("the last checkpoint");
+    let resumed = run("--resume two --nproc-per-node 1");
+    assert!(
+        resumed.out.contains("resumed   after step 32"),
+        "{}",
+        resumed.out
+    );
+    assert_eq!(resumed.is_well().hash(), expected);
+
+    run("--explain").is_well();
+    let refused = run("--task lm");
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    let other = paceline(folder, "train --resume two");
+    other.check(
+        2,
+        &["two is a run of `trainer`, which `paceline train` cannot resume"],
+    );
+    paceline(folder, "eval two").check(2, &["two is a run of `trainer`"]);
+    paceline(folder, "report two").is_well();
+}
