@@ -41,7 +41,8 @@ fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_bu
         figures.collect::<Vec<_>>()
     };
     assert_eq!(evaluations("one"), evaluations("two"));
-    fs::remove_dir_all(folder.join("two/checkpoints/step-0000000048")).expect("the last checkpoint");
+    fs::remove_dir_all(folder.join("two/checkpoints/step-0000000048"))
+        .expect("the last checkpoint");
     let resumed = run("--resume two --nproc-per-node 1");
     assert!(
         resumed.out.contains("resumed   after step 32"),

@@ -110,3 +110,28 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
     }
     assert!(!resolved.explain().contains("XYZZY"));
 }
+
+#[test]
+fn a_users_program_has_no_settings_of_built_in_data_and_models() {
+    let own = |environment: &[(&str, &str)], text| Inputs {
+        program: Some("mine".into()),
+        ..inputs(&[("epochs", "3")], environment, text)
+    };
+    let resolved = resolve(&own(&[("PACELINE_TASK", "lm")], None)).expect("valid");
+    let warning = "environment variable PACELINE_TASK is not a setting and has no effect";
+    assert!(resolved.warnings()[0].starts_with(warning));
+    assert_eq!(
+        resolved.config().run_dir,
+        Path::new("runs/mine-20261121-093005")
+    );
+    let text = resolved.to_toml();
+    assert!(!text.contains("task"), "{text}");
+    let saved = Resolved::from_saved(&file("config.toml", &text)).expect("valid");
+    assert_eq!(saved.program(), Some("mine"));
+    assert_eq!(saved.config(), resolved.config());
+    assert_eq!(
+        complaint(resolve(&own(&[], Some("task = \"lm\"")))),
+        "`task` (file train.toml:1) is a setting of `paceline train`, and mine has data and a model of its own\n\
+         hint: remove it"
+    );
+}
