@@ -35,8 +35,14 @@ pub fn foresee_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, Trai
     let (devices, parts) = (config.devices, task.parts());
     if config.strategy == Strategy::Model && devices > parts {
         return Err(TrainError::usage(
-            format!("strategy model: the model has {parts} parts for {devices} devices"),
-            format!("use at most --devices {parts}"),
+            format!(
+                "strategy model: the model has {} for {devices} devices",
+                plural(parts as u64, "part")
+            ),
+            match parts {
+                1 => "use --strategy ddp".to_owned(),
+                _ => format!("use at most --devices {parts}"),
+            },
         ));
     }
     let samples = task.len(Part::Train);
