@@ -48,7 +48,12 @@ impl TrainTask for Sine {
         Ok(Net { layers })
     }
 
-    fn batch(&self, part: Part, of: impl Iterator<Item = usize>) -> Result<Vec<f32>, TrainError> {
+    fn batch(
+        &self,
+        part: Part,
+        _: Option<u64>,
+        of: impl Iterator<Item = usize>,
+    ) -> Result<Vec<f32>, TrainError> {
         let step = 6.4 / self.len(part) as f32;
         Ok(of.map(|index| index as f32 * step - 3.2).collect())
     }

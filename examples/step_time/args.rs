@@ -6,11 +6,9 @@ use paceline::device::{DeviceError, DeviceKind};
 use paceline::nn::gpt::Gpt;
 use paceline::{Backend, CommHook, CommHookParseError, Precision, Reduction};
 
-use super::workloads::Workload;
 use super::workloads::mlp::Mlp;
-use super::workloads::resnet20::ResNet20;
-use super::workloads::resnet50::ResNet50;
 use super::workloads::vit::Vit;
+use super::workloads::{ResNet20, ResNet50, Workload};
 
 pub(crate) const USAGE: &str = "\
 usage: step_time [OPTION]...

@@ -32,11 +32,9 @@ use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, ReduceOp, weights};
 use serde_json::{Value, json};
 
 use args::{Args, USAGE};
-use workloads::Workload;
 use workloads::mlp::Mlp;
-use workloads::resnet20::ResNet20;
-use workloads::resnet50::ResNet50;
 use workloads::vit::Vit;
+use workloads::{ResNet20, ResNet50, Workload};
 
 /// As in the PyTorch script, so that both do the same work.
 const LEARNING_RATE: f64 = 1e-3;

@@ -1,18 +1,15 @@
 //! The timed workloads: their shapes, synthetic data and sizes.
 
 pub(crate) mod mlp;
-pub(crate) mod resnet20;
-pub(crate) mod resnet50;
 pub(crate) mod vit;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline::Precision;
 use paceline::nn::gpt::{Gpt, GptConfig};
+use paceline::nn::resnet::{Basic, Bottleneck, ResNet};
 
 use mlp::Mlp;
-use resnet20::ResNet20;
-use resnet50::ResNet50;
 use vit::Vit;
 
 /// A model and its data.
@@ -41,7 +38,7 @@ pub(crate) trait Workload: Module {
 
 /// A network that classifies noise of this shape.
 macro_rules! classifies_images {
-    ($net:ty, $name:literal, $batch:literal, [$($side:literal),+], $rank:literal) => {
+    ($net:ty, $new:expr, $name:literal, $batch:literal, [$($side:literal),+], $rank:literal) => {
         impl Workload for $net {
             type Input = Tensor<$rank>;
 
@@ -49,7 +46,7 @@ macro_rules! classifies_images {
             const BATCH: usize = $batch;
 
             fn new(device: &Device) -> Self {
-                Self::new(device)
+                $new(device)
             }
 
             fn samples(
@@ -68,10 +65,24 @@ macro_rules! classifies_images {
     };
 }
 
-classifies_images!(Mlp, "mlp", 128, [784], 2);
-classifies_images!(ResNet20, "resnet20", 64, [3, 32, 32], 4);
-classifies_images!(ResNet50, "resnet50", 4, [3, 224, 224], 4);
-classifies_images!(Vit, "vit", 8, [3, 224, 224], 4);
+/// Many small parameters, and batch normalisation.
+pub(crate) type ResNet20 = ResNet<Basic>;
+
+/// Many convolutions, and layers whose activations outgrow the caches.
+pub(crate) type ResNet50 = ResNet<Bottleneck>;
+
+fn resnet20(device: &Device) -> ResNet20 {
+    ResNet::resnet20(3, 10, device)
+}
+
+fn resnet50(device: &Device) -> ResNet50 {
+    ResNet::resnet50(3, 1000, device)
+}
+
+classifies_images!(Mlp, Mlp::new, "mlp", 128, [784], 2);
+classifies_images!(ResNet20, resnet20, "resnet20", 64, [3, 32, 32], 4);
+classifies_images!(ResNet50, resnet50, "resnet50", 4, [3, 224, 224], 4);
+classifies_images!(Vit, Vit::new, "vit", 8, [3, 224, 224], 4);
 
 const GPT: GptConfig = GptConfig {
     vocabulary: 512,

@@ -10,7 +10,7 @@
 //!   [`batch_norm_add_relu`] save passes over memory.
 //! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory.
-//! - [`gpt`]: a language model made of blocks.
+//! - [`gpt`]: a language model made of blocks; [`resnet`]: networks for images.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
@@ -28,6 +28,7 @@ mod loss;
 mod norm;
 mod params;
 mod pass;
+pub mod resnet;
 mod run;
 mod supply;
 pub mod tape;

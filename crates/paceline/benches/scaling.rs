@@ -265,7 +265,8 @@ fn rank(task: &Task) -> Result<(), Box<dyn Error>> {
                 channels: 1,
             };
             let net = Net::new(features, 10, ModelSize::Small, &device);
-            steps(task, net, &device, Net::forward)
+            let forward = |net: &Net, input| net.forward(features, input);
+            steps(task, net, &device, forward)
         }
     }
 }

@@ -99,8 +99,7 @@ mod tests {
             ..Inputs::default()
         };
         let failure = wrong_settings(Given::read(&inputs).expect_err("refused"));
-        let message =
-            "invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv, lm";
+        let message = "invalid value `digit` for `task` (flag --task): expected one of digits, idx, csv, images, lm";
         let hint = "did you mean `digits`?".to_owned();
         assert_eq!(failure, Failure::new(Exit::Usage, message, Some(hint)));
     }

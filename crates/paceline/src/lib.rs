@@ -93,7 +93,7 @@ pub mod nn {
     pub use paceline_nn::{
         AdamW, AdamWConfig, Block, MapTensors, Pass, Recompute, Tensors, attention, batch_norm,
         batch_norm_add_relu, batch_norm_relu, checkpoint, conv2d, cross_entropy, gelu, gpt,
-        last_linear, layer_norm, linear, product, relu, scores, to_device,
+        last_linear, layer_norm, linear, product, relu, resnet, scores, to_device,
     };
 }
 

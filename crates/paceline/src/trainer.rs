@@ -44,7 +44,7 @@
 //!         Ok(LinearConfig::new(1, 1).init(device))
 //!     }
 //!
-//!     fn batch(&self, _: Part, indices: impl Iterator<Item = usize>) -> Result<Vec<f32>, TrainError> {
+//!     fn batch(&self, _: Part, _: Option<u64>, indices: impl Iterator<Item = usize>) -> Result<Vec<f32>, TrainError> {
 //!         Ok(indices.map(|index| index as f32 / 1000.0).collect())
 //!     }
 //!

@@ -3,10 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
 
-use crate::classify::{CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY};
+use crate::classify::{
+    CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY, evaluation_images,
+};
 use crate::data::csv::Unlabelled;
-use crate::data::{DataError, Features, Schema, idx};
+use crate::data::{DataError, Features, Scaling, Schema, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
@@ -27,6 +30,8 @@ pub struct Prediction {
     pub class: usize,
     /// The probability of each class.
     pub probabilities: Vec<f64>,
+    /// The sample's file, for a model of [images in files](Classifier::reads_files).
+    pub file: Option<PathBuf>,
 }
 
 impl Classifier {
@@ -65,10 +70,16 @@ impl Classifier {
         &self.schema.classes
     }
 
-    /// Hands a prediction for each sample in a file to `write`, in order, until it returns false: a CSV file for a model of tables, which may
-    /// have other columns too, an IDX file of images for one of images.
+    /// Whether each sample is a file: the model was trained on an image folder.
+    pub fn reads_files(&self) -> bool {
+        let is_image = matches!(self.schema.features, Features::Image { .. });
+        is_image && matches!(self.schema.scaling, Scaling::Standardised { .. })
+    }
+
+    /// Hands a prediction for each sample to `write`, in order, until it returns false. A model of tables reads a CSV file, which may have other
+    /// columns too; one of an image folder a PNG or JPEG file, or all in a folder and those below it; one of IDX files such a file of images.
     ///
-    /// *Cost*: one batch in memory for a CSV file, all images for an IDX file.
+    /// *Cost*: one batch in memory, but all images of an IDX file.
     ///
     /// *Errors*: a file that cannot be read, or does not fit the model; lines before a bad one have been handed over.
     pub fn predict(
@@ -77,14 +88,33 @@ impl Classifier {
         mut write: impl FnMut(&Prediction) -> bool,
     ) -> Result<(), TrainError> {
         let width = self.schema.features.count();
-        let mut apply = |values: &[f32]| self.apply(values).iter().all(&mut write);
         match self.schema.features {
+            Features::Image { .. } if self.reads_files() => {
+                let files = images::files_at(input)?;
+                for files in files.chunks(evaluation_images(&self.schema.features)) {
+                    let mut values = vec![0.0; files.len() * width];
+                    let images = files.par_iter().zip(values.par_chunks_mut(width));
+                    let read = |(file, values): (&PathBuf, &mut [f32])| {
+                        images::read_as(file, &self.schema, values)
+                    };
+                    images.map(read).collect::<Result<(), _>>()?;
+                    let with_file = |(mut prediction, file): (Prediction, &PathBuf)| {
+                        prediction.file = Some(file.clone());
+                        write(&prediction)
+                    };
+                    if !self.apply(&values).into_iter().zip(files).all(with_file) {
+                        break;
+                    }
+                }
+            }
             Features::Image { .. } => {
+                let mut apply = |values: &[f32]| self.apply(values).iter().all(&mut write);
                 let images = idx::images_as(input, &self.schema)?;
                 images.chunks(EVALUATION_BATCH * width).all(&mut apply);
             }
             Features::Flat { .. } => {
                 let mut rows = Unlabelled::open(input, &self.schema)?;
+                let mut apply = |values: &[f32]| self.apply(values).iter().all(&mut write);
                 let mut values = Vec::with_capacity(EVALUATION_BATCH * width);
                 loop {
                     values.clear();
@@ -104,7 +134,10 @@ impl Classifier {
     fn apply(&self, values: &[f32]) -> Vec<Prediction> {
         let width = self.schema.features.count();
         let values = TensorData::new(values.to_vec(), [values.len() / width, width]);
-        let scores = (self.net).forward(Tensor::from_data(values, &self.device));
+        let scores = (self.net).forward(
+            self.schema.features,
+            Tensor::from_data(values, &self.device),
+        );
         let scores = scores.into_data();
         let scores: Vec<f64> = scores.iter::<f64>().collect();
         let rows = scores.chunks(self.schema.classes.len());
@@ -139,6 +172,7 @@ impl Prediction {
         Self {
             class,
             probabilities: weights.iter().map(|weight| weight / total).collect(),
+            file: None,
         }
     }
 }

@@ -3,14 +3,15 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_split::ModelParallel;
+use rayon::prelude::*;
 
 use crate::config::TrainConfig;
-use crate::data::{self, Dataset, Features, Schema};
+use crate::data::{self, Dataset, Features, Schema, Values};
 use crate::error::TrainError;
 use crate::model::{ConvNet, Mlp, Net};
 use crate::report::plural;
 use crate::scores::{self, Classes, Scores};
-use crate::task::{Compute, Loss, Metric, Part, Sums, TrainTask};
+use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";
@@ -18,6 +19,14 @@ pub(crate) const COLUMNS_ENTRY: &str = "columns";
 pub(crate) const SCALING_ENTRY: &str = "scaling";
 pub(crate) const CLASSES_ENTRY: &str = "classes";
 pub(crate) const MODEL_ENTRY: &str = "model";
+
+/// Most values of an evaluation batch of images in files: 256 images of 32 x 32 pixels.
+const EVALUATION_VALUES: usize = EVALUATION_BATCH * 3 * 32 * 32;
+
+/// Samples of an evaluation batch of images in files.
+pub(crate) fn evaluation_images(features: &Features) -> usize {
+    (EVALUATION_VALUES / features.count()).clamp(1, EVALUATION_BATCH)
+}
 
 /// Samples in plain memory.
 pub struct Samples {
@@ -77,13 +86,25 @@ impl TrainTask for Dataset {
                 false => few,
             }
         });
-        one_class.into_iter().chain(classes).collect()
+        let left_out = match &self.values {
+            Values::Images(images) => images.warning(),
+            Values::Memory(_) => None,
+        };
+        let warnings = one_class.into_iter().chain(classes);
+        warnings.chain(left_out).collect()
     }
 
     fn len(&self, part: Part) -> usize {
         match part {
             Part::Train => self.train().len(),
             Part::HeldOut => self.held_out().len(),
+        }
+    }
+
+    fn evaluation_batch(&self) -> usize {
+        match &self.values {
+            Values::Memory(_) => EVALUATION_BATCH,
+            Values::Images(_) => evaluation_images(&self.schema.features),
         }
     }
 
@@ -128,28 +149,42 @@ impl TrainTask for Dataset {
     }
 
     fn model_name(&self, config: &TrainConfig) -> String {
-        format!("{:?} {}", config.model, self.schema.features.network()).to_lowercase()
+        match config.model.is_resnet() {
+            true => format!("{:?}", config.model).to_lowercase(),
+            false => {
+                format!("{:?} {}", config.model, self.schema.features.network()).to_lowercase()
+            }
+        }
     }
 
     fn batch(
         &self,
         part: Part,
+        epoch: Option<u64>,
         indices: impl Iterator<Item = usize>,
     ) -> Result<Samples, TrainError> {
         let subset = match part {
             Part::Train => self.train(),
             Part::HeldOut => self.held_out(),
         };
-        let mut samples = Samples {
-            values: Vec::new(),
-            labels: Vec::new(),
+        let indices: Vec<usize> = indices.collect();
+        let width = self.schema.features.count();
+        let mut values = vec![0.0; indices.len() * width];
+        let read = |(index, values): (&usize, &mut [f32])| subset.read(*index, epoch, values);
+        let labels: Result<Vec<u32>, _> = match (&self.values, epoch) {
+            // Nothing else computes during an evaluation.
+            (Values::Images(_), None) => {
+                let samples = indices.par_iter().zip(values.par_chunks_mut(width));
+                samples.map(read).collect()
+            }
+            _ => indices
+                .iter()
+                .zip(values.chunks_mut(width))
+                .map(read)
+                .collect(),
         };
-        for index in indices {
-            let (values, label) = subset.sample(index);
-            samples.values.extend_from_slice(values);
-            samples.labels.push(label as i32);
-        }
-        Ok(samples)
+        let labels = labels?.into_iter().map(|label| label as i32).collect();
+        Ok(Samples { values, labels })
     }
 
     fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
@@ -178,7 +213,7 @@ impl Dataset {
         let values = TensorData::new(batch.values.clone(), [count, self.schema.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);
         let input = Tensor::from_data(values, device);
-        let scores = precision.logits(model.forward(precision.input(input)));
+        let scores = precision.logits(model.forward(self.schema.features, precision.input(input)));
         Scores {
             right: Tensor::from_data(labels, &scores.device()),
             classes: Classes::Whole(scores),

@@ -29,6 +29,7 @@ use paceline_rendezvous::env::{Listed, Timeout};
 use paceline_split::pipeline::{PipelineOptions, Schedule};
 use serde::{Deserialize, Serialize};
 
+use crate::data::images::Preparation;
 pub use error::ConfigError;
 pub use kind::Kind;
 pub use layers::{FileText, environment};
@@ -121,6 +122,22 @@ impl TrainConfig {
         ((self.bucket_cap_mb * f64::from(1 << 20)) as usize).max(1)
     }
 
+    /// How images in files become samples.
+    pub(crate) fn preparation(&self) -> Preparation {
+        let channels = |text: &Option<String>, otherwise| {
+            let given = text.as_deref().and_then(check::channels);
+            given.unwrap_or(otherwise)
+        };
+        Preparation {
+            side: self.image_size.unwrap_or(self.model.image_size()),
+            mean: channels(&self.mean, IMAGENET_MEAN),
+            deviation: channels(&self.std, IMAGENET_STD),
+            crop: self.random_crop,
+            hflip: self.hflip,
+            seed: self.seed,
+        }
+    }
+
     /// The shape of the language model for a tokenizer with this many tokens.
     pub(crate) fn gpt(&self, vocabulary: usize) -> GptConfig {
         let size = gpt_size(self.model);
@@ -193,6 +210,10 @@ impl TrainConfig {
             .expect("resolved settings have every field, each of its kind")
     }
 }
+
+/// Mean and standard deviation of ImageNet's channels, those of torchvision's documentation.
+const IMAGENET_MEAN: [f64; 3] = [0.485, 0.456, 0.406];
+const IMAGENET_STD: [f64; 3] = [0.229, 0.224, 0.225];
 
 /// The shape of a named size, without a vocabulary.
 fn gpt_size(model: ModelSize) -> GptConfig {
@@ -288,6 +309,8 @@ pub enum Task {
     Idx,
     /// A table with a header and a label column.
     Csv,
+    /// A folder of PNG and JPEG images for each class.
+    Images,
     /// Text, to be continued.
     Lm,
 }
@@ -311,6 +334,39 @@ pub enum ModelSize {
     /// A GPT of the size of the smallest GPT-2.
     #[serde(rename = "gpt-124m")]
     Gpt124m,
+    /// A residual network for images of 32x32 pixels.
+    Resnet20,
+    /// A residual network for images of 224x224 pixels.
+    Resnet18,
+    /// A larger one.
+    Resnet50,
+}
+
+impl ModelSize {
+    /// Whether it is a residual network, which is only for images.
+    pub(crate) fn is_resnet(self) -> bool {
+        matches!(self, Self::Resnet20 | Self::Resnet18 | Self::Resnet50)
+    }
+
+    /// Side of the images that it is made for, in pixels.
+    fn image_size(self) -> usize {
+        match self {
+            Self::Resnet18 | Self::Resnet50 => 224,
+            _ => 32,
+        }
+    }
+}
+
+/// What is cropped of an image in training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RandomCrop {
+    /// The image itself, up to an eighth of its side away from the centre.
+    Pad,
+    /// A part of a random size and shape, resized.
+    Resized,
+    /// The centre.
+    None,
 }
 
 /// How text becomes tokens.

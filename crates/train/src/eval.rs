@@ -76,7 +76,7 @@ pub struct Confused {
 /// *Errors*: no checkpoint; data that cannot be used or does not fit the model; data of the run with other columns, classes or scaling than then.
 pub fn eval(config: &TrainConfig, data: Option<&Path>) -> Result<Evaluation, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => classes(config, data),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => classes(config, data),
         Task::Lm => language(config, data),
     }
 }
@@ -102,7 +102,7 @@ fn classes(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Trai
         precision: Precision::F32,
     };
     let score = |samples: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, samples.clone())?;
+        let batch = task.batch(Part::HeldOut, None, samples.clone())?;
         let scores = task.scores(&model.net, &batch, compute);
         let best = scores.best()?;
         count(&scores.right, &best, &mut table);
@@ -150,7 +150,7 @@ fn language(config: &TrainConfig, path: Option<&Path>) -> Result<Evaluation, Tra
     };
     for &part in parts {
         let score = |sequences: &Range<usize>| {
-            let batch = task.batch(part, sequences.clone())?;
+            let batch = task.batch(part, None, sequences.clone())?;
             let scores = task.scores(&model.gpt, &batch, compute);
             scores.sums()
         };

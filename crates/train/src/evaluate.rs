@@ -29,7 +29,7 @@ pub(crate) fn evaluate<T: TrainTask>(
     let split = split(task, Part::HeldOut, ddp.shard_count())?;
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, indices.clone())?;
+        let batch = task.batch(Part::HeldOut, None, indices.clone())?;
         let compute = Compute {
             device: &device,
             precision,

@@ -22,7 +22,7 @@ pub struct Foreseen {
 /// *Errors*: data that cannot be used, or does not fit the batch and shards.
 pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => foresee_task::<Dataset>(config),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => foresee_task::<Dataset>(config),
         Task::Lm => foresee_task::<Text>(config),
     }
 }

@@ -93,6 +93,28 @@ impl<M> Text<M> {
         }
     }
 
+    /// The sequences with the given indices, and what follows each of their tokens.
+    pub(crate) fn sequences(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
+        let context = self.gpt.context;
+        let mut batch = Sequences {
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            places: Vec::new(),
+        };
+        for (row, index) in indices.enumerate() {
+            let (inputs, targets) = self.sequence(part, index);
+            let number = |token: &u32| *token as i32;
+            batch.inputs.extend(inputs.iter().map(number));
+            batch
+                .inputs
+                .resize((row + 1) * context, self.tokenizer.end_of_text() as i32);
+            batch.targets.extend(targets.iter().map(number));
+            let start = (row * context) as i32;
+            batch.places.extend(start..start + targets.len() as i32);
+        }
+        batch
+    }
+
     /// The tokens of a sequence, and the token that follows each. Only the last sequence is shorter than the context.
     fn sequence(&self, part: Part, index: usize) -> (&[u32], &[u32]) {
         let stream = self.stream(part);
@@ -320,6 +342,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     fn batch(
         &self,
         part: Part,
+        _: Option<u64>,
         indices: impl Iterator<Item = usize>,
     ) -> Result<Sequences, TrainError> {
         Ok(self.sequences(part, indices))
@@ -347,28 +370,6 @@ impl<M: LanguageModel> TrainTask for Text<M> {
 }
 
 impl<M: LanguageModel> Text<M> {
-    /// The sequences with these indices.
-    pub(crate) fn sequences(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
-        let context = self.gpt.context;
-        let mut batch = Sequences {
-            inputs: Vec::new(),
-            targets: Vec::new(),
-            places: Vec::new(),
-        };
-        for (row, index) in indices.enumerate() {
-            let (inputs, targets) = self.sequence(part, index);
-            let number = |token: &u32| *token as i32;
-            batch.inputs.extend(inputs.iter().map(number));
-            batch
-                .inputs
-                .resize((row + 1) * context, self.tokenizer.end_of_text() as i32);
-            batch.targets.extend(targets.iter().map(number));
-            let start = (row * context) as i32;
-            batch.places.extend(start..start + targets.len() as i32);
-        }
-        batch
-    }
-
     /// The scores of a batch.
     pub(crate) fn scores(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Scores {
         let output = model.forward(self.input(batch, compute.device));

@@ -1,7 +1,7 @@
 //! The trainer and its built-in tasks: from settings to a trained model, as one rank of a group.
 //!
 //! - [`config`]: layered settings, each with its source.
-//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, texts.
+//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, image folders, texts.
 //! - [`TrainTask`]: data, a model and a loss; the built-in tasks are such ones. [`train`] and [`train_task`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Classifier`]: its classes for samples without labels;
 //!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.

@@ -1,4 +1,4 @@
-//! The built-in networks: a small convolutional one for images, a multi-layer perceptron for tables.
+//! The built-in networks: a small convolutional one and residual ones for images, a multi-layer perceptron for tables.
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -8,6 +8,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Tensor};
 use paceline_ddp::in_f32;
+use paceline_nn::resnet::{Basic, Bottleneck, ResNet};
 use paceline_nn::{batch_norm_relu, conv2d, linear, relu, to_device};
 
 use crate::config::ModelSize;
@@ -25,6 +26,10 @@ const DROPOUT: f64 = 0.25;
 pub enum Net {
     /// For images.
     Conv(ConvNet),
+    /// ResNet-20 or ResNet-18.
+    Basic(ResNet<Basic>),
+    /// ResNet-50.
+    Bottleneck(ResNet<Bottleneck>),
     /// For values without a shape.
     Mlp(Mlp),
 }
@@ -33,16 +38,14 @@ impl Net {
     /// A network with random weights.
     pub fn new(features: Features, classes: usize, size: ModelSize, device: &Device) -> Self {
         match features {
-            Features::Image {
-                height,
-                width,
-                channels,
-            } => Self::Conv(ConvNet::new(
-                [channels, height, width],
-                classes,
-                size,
-                device,
-            )),
+            Features::Image { channels, .. } => match size {
+                ModelSize::Resnet20 => Self::Basic(ResNet::resnet20(channels, classes, device)),
+                ModelSize::Resnet18 => Self::Basic(ResNet::resnet18(channels, classes, device)),
+                ModelSize::Resnet50 => {
+                    Self::Bottleneck(ResNet::resnet50(channels, classes, device))
+                }
+                _ => Self::Conv(ConvNet::new(channels, classes, size, device)),
+            },
             Features::Flat { count } => Self::Mlp(Mlp::new(count, classes, size, device)),
         }
     }
@@ -51,16 +54,29 @@ impl Net {
     pub(crate) fn layers(&self) -> &'static [&'static [&'static str]] {
         match self {
             Self::Conv(_) => &ConvNet::LAYERS,
+            Self::Basic(net) => net.layers(),
+            Self::Bottleneck(net) => net.layers(),
             Self::Mlp(_) => &Mlp::LAYERS,
         }
     }
 
-    /// Class scores, on the device of the last layer.
+    /// Class scores of samples with these features, on the device of the last layer.
     ///
     /// *Shape*: `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
-    pub fn forward(&self, input: Tensor<2>) -> Tensor<2> {
+    pub fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
+        let [batch, _] = input.dims();
+        let images = || match features {
+            Features::Image {
+                height,
+                width,
+                channels,
+            } => input.clone().reshape([batch, channels, height, width]),
+            Features::Flat { count } => input.clone().reshape([batch, count, 1, 1]),
+        };
         match self {
-            Self::Conv(net) => net.forward(input),
+            Self::Conv(net) => net.forward(images()),
+            Self::Basic(net) => net.forward(images()),
+            Self::Bottleneck(net) => net.forward(images()),
             Self::Mlp(net) => net.forward(input),
         }
     }
@@ -77,8 +93,6 @@ pub struct ConvNet {
     hidden: Linear,
     dropout: Dropout,
     output: Linear,
-    #[module(skip)]
-    image: [usize; 3],
 }
 
 impl ConvNet {
@@ -89,7 +103,7 @@ impl ConvNet {
         &["output"],
     ];
 
-    fn new(image: [usize; 3], classes: usize, size: ModelSize, device: &Device) -> Self {
+    fn new(channels: usize, classes: usize, size: ModelSize, device: &Device) -> Self {
         let (first, second, hidden) = match size {
             ModelSize::Tiny => (4, 8, 16),
             ModelSize::Base => (32, 64, 128),
@@ -104,7 +118,7 @@ impl ConvNet {
                 .init(device)
         };
         Self {
-            conv1: conv(image[0], first),
+            conv1: conv(channels, first),
             norm1: BatchNormConfig::new(first).init(device),
             conv2: conv(first, second),
             norm2: BatchNormConfig::new(second).init(device),
@@ -112,15 +126,11 @@ impl ConvNet {
             hidden: LinearConfig::new(second * POOLED_SIDE * POOLED_SIDE, hidden).init(device),
             dropout: DropoutConfig::new(DROPOUT).init(),
             output: LinearConfig::new(hidden, classes).init(device),
-            image,
         }
     }
 
-    fn forward(&self, input: Tensor<2>) -> Tensor<2> {
-        let [batch, _] = input.dims();
-        let [channels, height, width] = self.image;
-        let x = input.reshape([batch, channels, height, width]);
-        let x = conv2d(&self.conv1, x);
+    fn forward(&self, input: Tensor<4>) -> Tensor<2> {
+        let x = conv2d(&self.conv1, input);
         let x = in_f32(x, |x| batch_norm_relu(&self.norm1, x));
         let x = conv2d(&self.conv2, near(x, &self.conv2.weight));
         let x = in_f32(x, |x| batch_norm_relu(&self.norm2, x));

@@ -94,7 +94,9 @@ impl Rehearsal {
 /// *Errors*: data or devices that cannot be used, and those of the steps.
 pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Probe, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => measure::<Dataset>(config, &Whole, group, dry),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            measure::<Dataset>(config, &Whole, group, dry)
+        }
         Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, &GptCuts, group, dry),
         Task::Lm => measure::<Text>(config, &GptCuts, group, dry),
     }
@@ -105,7 +107,9 @@ pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Pro
 /// *Blocks*, *Errors*: as [`probe`].
 pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => whole_steps::<Dataset>(config, &Whole, group),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            whole_steps::<Dataset>(config, &Whole, group)
+        }
         Task::Lm if config.tp.is_some() => {
             whole_steps::<Text<ParallelGpt>>(config, &GptCuts, group)
         }
@@ -312,7 +316,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
     fn batch(&self, samples: std::ops::Range<usize>) -> Result<T::Batch, TrainError> {
         let count = self.task.len(Part::Train);
         let samples = samples.map(|sample| sample % count);
-        self.task.batch(Part::Train, samples)
+        self.task.batch(Part::Train, Some(0), samples)
     }
 
     /// One step of all ranks at once. Its figures are those of the slowest and largest rank.

@@ -62,7 +62,7 @@ pub fn replay(config: &TrainConfig, replay: Replay) -> Result<Replayed, TrainErr
         ..config.clone()
     };
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => run::<Dataset>(config, replay),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => run::<Dataset>(config, replay),
         Task::Lm => run::<Text>(config, replay),
     }
 }
@@ -119,8 +119,7 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
         }
         let rate = schedule.rate(ddp.next_step());
         let reduced = ddp.step(&net, |shard: &mut ShardStep<'_, T::Model>| {
-            let indices = &plan.shards[shard.shard()];
-            let micro = of_shard(&task, indices, config.accumulate)?;
+            let micro = of_shard(&task, &plan, shard.shard(), config.accumulate)?;
             run_shard(&task, config.precision, shard, &micro)
         })?;
         net = optimizer.step(rate, net, reduced.grads)?;

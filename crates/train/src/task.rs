@@ -253,12 +253,14 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         adamw.init()
     }
 
-    /// Reads the samples with the given indices, on a thread of the loader, ahead of their use.
+    /// Reads the samples with the given indices, in training on a thread of the loader, ahead of their use. `epoch` is that of training, and
+    /// `None` in an evaluation: augmented samples must be a pure function of the epoch and the index.
     ///
     /// *Errors*: samples that cannot be read. They end the job.
     fn batch(
         &self,
         part: Part,
+        epoch: Option<u64>,
         indices: impl Iterator<Item = usize>,
     ) -> Result<Self::Batch, TrainError>;
 

@@ -61,7 +61,9 @@ pub enum End {
 /// *Errors*: any; the other ranks get the cause before this returns.
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv => train_task::<Dataset>(config, group, output),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            train_task::<Dataset>(config, group, output)
+        }
         Task::Lm if config.tp.is_some() => {
             run::<Text<ParallelGpt>>(config, &GptCuts, group, output)
         }
@@ -419,9 +421,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let (task, shards) = (self.task.clone(), self.ddp.shards());
         let accumulate = self.config.accumulate;
         let load = move |plan: &StepPlan| {
-            let shards = plan.shards[shards.clone()].iter();
-            let batch = shards.map(|indices| of_shard(&*task, indices, accumulate));
-            batch.collect()
+            let shards = shards.clone();
+            shards
+                .map(|shard| of_shard(&*task, plan, shard, accumulate))
+                .collect()
         };
         Loader::new(options, batches, load).map_err(loader_error)
     }
@@ -567,7 +570,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 Some(micro) => micro,
                 // A lost rank's.
                 None => {
-                    late = of_shard(task, &plan.shards[shard.shard()], accumulate)?;
+                    late = of_shard(task, plan, shard.shard(), accumulate)?;
                     &late
                 }
             };

@@ -34,7 +34,7 @@ The newest checkpoint is evaluated in 32-bit floats on the CPU, even while the r
 a run in 32-bit floats on the CPU gives the very loss and accuracy that it printed then.
 
 With --data all of the data is evaluated: a CSV file with the run's columns and labels, the
-held-out files of an IDX folder, or a text. Values are scaled as those of the run were.
+held-out files of an IDX or image folder, or a text. Values are scaled as those of the run were.
 
 Examples:
   paceline eval
@@ -44,8 +44,9 @@ Examples:
 const PREDICT_EXAMPLES: &str = "\
 Prints CSV: for each sample its likeliest class, that class's probability, and the probability
 of each class. For a model of tables INPUT is a CSV file with the columns that the run was
-trained on, in any order; others are left out. For a model of images it is an IDX file of
-images, plain or .gz.
+trained on, in any order; others are left out. For a model of an image folder it is a PNG or
+JPEG file, or a folder of them and of folders, and each line begins with the path. For a model
+of IDX files it is an IDX file of images, plain or .gz.
 
 Examples:
   paceline predict new.csv
@@ -80,7 +81,7 @@ pub(super) fn predict_command() -> clap::Command {
                 .value_name("INPUT")
                 .value_parser(value_parser!(PathBuf))
                 .required(true)
-                .help("File with the samples"),
+                .help("File with the samples, or folder of images"),
         )
         .arg(
             valued("output", "FILE", value_parser!(PathBuf))

@@ -43,7 +43,8 @@ fn predict(model: &Classifier, input: &Path, to: impl Write) -> Result<io::Resul
     let mut to = csv::Writer::from_writer(to);
     let names = model.classes().iter().map(|name| format!("p({name})"));
     let head = ["class".to_owned(), "probability".to_owned()];
-    let head: Vec<String> = head.into_iter().chain(names).collect();
+    let path = model.reads_files().then(|| "path".to_owned());
+    let head: Vec<String> = path.into_iter().chain(head).chain(names).collect();
     let (mut written, mut has_head) = (Ok(()), false);
     let predicted = model.predict(input, |prediction| {
         // Not before, so that nothing is written for a file that cannot be read.
@@ -57,7 +58,10 @@ fn predict(model: &Classifier, input: &Path, to: impl Write) -> Result<io::Resul
             .chain(prediction.probabilities.iter().copied());
         let row = probabilities.map(|probability| format!("{probability:.6}"));
         if written.is_ok() {
-            written = to.write_record([class.clone()].into_iter().chain(row));
+            let path = prediction.file.as_ref();
+            let path = path.map(|path| path.to_string_lossy().into_owned());
+            let cells = path.into_iter().chain([class.clone()]).chain(row);
+            written = to.write_record(cells);
         }
         written.is_ok()
     });

@@ -170,7 +170,7 @@ fn settings_and_texts_that_make_no_sense_are_refused_before_any_rank_starts() {
         "`context` is 64 (flag --context), but task digits",
     );
     check("--task lm --model small", "gpt-1m, gpt-10m or gpt-124m");
-    check("--model gpt-1m", "tiny, small or base");
+    check("--model gpt-1m", "tiny, small, base");
     check(
         "--task lm --heads 3",
         "3 attention heads do not divide a width of 128",

@@ -5,6 +5,7 @@ mod chaos;
 mod comm_hooks;
 mod compare;
 mod faults;
+mod images;
 mod indices;
 mod jobs;
 mod language;

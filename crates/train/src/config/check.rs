@@ -21,6 +21,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_data(settings)?;
     check_store(settings)?;
     check_model(settings)?;
+    check_images(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
@@ -46,7 +47,7 @@ fn check_data(settings: &Settings) -> Result<(), ConfigError> {
         }
         None if !["digits", "lm"].contains(&name) => Err(ConfigError::new(
             format!("task {task} needs `data`"),
-            "name the IDX folder or the CSV file with --data",
+            "name the IDX folder, the CSV file or the image folder with --data",
         )),
         _ => Ok(()),
     }
@@ -79,11 +80,15 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
             hint,
         ))
     };
-    let models = match is_lm {
-        true => "gpt-1m, gpt-10m or gpt-124m",
-        false => "tiny, small or base",
+    let has_images = settings.word("task") != Some("csv");
+    let models = match (is_lm, has_images) {
+        (true, _) => "gpt-1m, gpt-10m or gpt-124m",
+        (false, false) => "tiny, small or base",
+        (false, true) => "tiny, small, base, resnet20, resnet18 or resnet50",
     };
-    if (settings.word("model")).is_some_and(|model| model.starts_with("gpt") != is_lm) {
+    if (settings.word("model")).is_some_and(|model| {
+        model.starts_with("gpt") != is_lm || model.starts_with("resnet") && !has_images
+    }) {
         return misfit("model", models, "omit --model for the default".to_owned());
     }
     if !is_lm {
@@ -112,6 +117,30 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
         ));
     }
     Ok(())
+}
+
+/// Figures of channels that are none.
+fn check_images(settings: &Settings) -> Result<(), ConfigError> {
+    let is_wrong = |key: &&'static str| {
+        let given = settings.word(key).map(channels);
+        given.is_some_and(|given| given.is_none_or(|given| *key == "std" && given.contains(&0.0)))
+    };
+    match ["mean", "std"].into_iter().find(is_wrong) {
+        Some(key) => Err(ConfigError::new(
+            format!("`{key}` is {}", settings.need(key).cite()),
+            "write three numbers from 0 to 1, such as 0.5,0.5,0.5; no std is 0",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The figures of the three channels of an image.
+pub(super) fn channels(text: &str) -> Option<[f64; 3]> {
+    let numbers = text.split(',').map(|number| number.trim().parse().ok());
+    let numbers: Vec<f64> = numbers.collect::<Option<_>>()?;
+    let all: [f64; 3] = numbers.try_into().ok()?;
+    let is_fraction = |number: &f64| (0.0..=1.0).contains(number);
+    all.iter().all(is_fraction).then_some(all)
 }
 
 fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
@@ -481,6 +510,7 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
             Some("no rank is started again without --max-restarts")
         }
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
+        Need::Images if !is("task", "images") => Some("the task has no image files"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
         Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),
         Need::Parts if settings.count("tp").is_none() => Some("it acts on the parts of --tp"),

@@ -18,6 +18,9 @@ const AUTO_RANKS_MAX: u64 = 2;
 /// Steps between two states to go back to. PaLM went back some 100 steps before a spike of the loss.
 const BACK_STEPS: u64 = 100;
 
+/// Side of images, in pixels, from which on they are cropped and classified as ImageNet's.
+const LARGE_IMAGES: u64 = 64;
+
 /// Devices of one rank, if GPUs are not asked for.
 const LOCAL_DEVICES: u64 = 2;
 
@@ -36,7 +39,7 @@ pub(super) fn task(
                 let data = settings.need("data").cite();
                 ConfigError::new(
                     format!("cannot tell the task from `data` {data}: {why}"),
-                    "name the task: --task idx, csv or lm",
+                    "name the task: --task idx, csv, images or lm",
                 )
             })?;
             (task, Some("guessed from data"))
@@ -54,12 +57,22 @@ pub(super) fn of_program(settings: &mut Settings) {
 
 /// Sets the settings whose default depends on the task.
 pub(super) fn of_task(settings: &mut Settings) {
+    let image_size = settings.count("image_size");
+    let is_large = |size| size >= LARGE_IMAGES;
     let (model, batch) = match settings.word("task") {
         Some("lm") => ("gpt-1m", 8_u64),
+        Some("images") if image_size.is_some_and(is_large) => ("resnet18", 64),
+        Some("images") => ("resnet20", 64),
         _ => ("small", 64),
     };
     settings.set_default("model", model, None);
     settings.set_default("global_batch", batch, None);
+    let is_for_large = matches!(settings.word("model"), Some("resnet18" | "resnet50"));
+    let crop = match image_size.map_or(is_for_large, is_large) {
+        true => "resized",
+        false => "pad",
+    };
+    settings.set_default("random_crop", crop, None);
 }
 
 /// The task for data of this kind, or why it is unclear.
@@ -68,6 +81,7 @@ fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str>
         .extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
     match kind {
+        PathKind::ImageFolder => Ok("images"),
         PathKind::Folder => Ok("idx"),
         // Even a missing file: the error is then that it is missing.
         PathKind::File | PathKind::Missing if is_csv => Ok("csv"),
@@ -303,6 +317,7 @@ mod tests {
         };
         check("mnist", PathKind::Folder, Ok("idx"));
         check("odd.csv", PathKind::Folder, Ok("idx"));
+        check("flowers", PathKind::ImageFolder, Ok("images"));
         check("wine.csv", PathKind::File, Ok("csv"));
         check("WINE.CSV", PathKind::File, Ok("csv"));
         check("wine.csv", PathKind::Missing, Ok("csv"));

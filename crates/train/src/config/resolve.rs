@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
 use super::{Resolved, TrainConfig};
+use crate::data::images::is_image_folder;
 
 /// The user's settings as written.
 #[derive(Clone, Debug, Default)]
@@ -77,7 +78,9 @@ impl Surroundings {
 /// The kind of entry at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// A folder.
+    /// A folder of images for each class.
+    ImageFolder,
+    /// Any other folder.
     Folder,
     /// A file, or anything else that can be opened.
     File,
@@ -88,6 +91,7 @@ pub enum PathKind {
 impl PathKind {
     fn of(path: &Path) -> Self {
         match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() && is_image_folder(path) => Self::ImageFolder,
             Ok(found) if found.is_dir() => Self::Folder,
             Ok(_) => Self::File,
             Err(_) => Self::Missing,

@@ -9,7 +9,9 @@ use paceline_usage::Lang;
 use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
-use super::{ModelSize, NonFinite, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero};
+use super::{
+    ModelSize, NonFinite, RandomCrop, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero,
+};
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
 const PARTS_MAX: u64 = 65_536;
@@ -61,6 +63,8 @@ pub(super) enum Need {
     /// A model of blocks.
     Blocks,
     Columns,
+    /// Images in files.
+    Images,
     Group,
     /// A strategy that uses several devices of one rank.
     SeveralDevices,
@@ -123,6 +127,7 @@ pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
 const TASK: &str = "Task and data";
 const LEARNING: &str = "Learning";
+const IMAGES: &str = "Image folder";
 const MODEL: &str = "Language model";
 const RANKS: &str = "Ranks and devices";
 const RUN: &str = "Run directory and checkpoints";
@@ -132,6 +137,7 @@ const USAGE: &str = "Usage";
 const SAMPLES: &str = "the run's samples come from that data";
 const SCHEDULE: &str = "the learning-rate schedule spans the whole run";
 const WEIGHTS: &str = "the saved weights belong to that model";
+const AUGMENTED: &str = "all steps of the run crop and flip in the same way";
 const OPTIMIZER: &str = "all steps of the run use the same optimizer settings";
 const ORDER: &str = "it decides which samples the remaining steps read";
 const BITS: &str = "it decides the order of additions, and with it the bits of the result";
@@ -219,19 +225,19 @@ macro_rules! settings {
 
 // One declaration per setting.
 settings! {
-    task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "lm"]),
-        "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, or a language model")
+    task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "images", "lm"]),
+        "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, a folder of images for each class, or a language model")
         .derived("digits, or guessed from --data").fixed(SAMPLES).built_in();
     data: Option<PathBuf> = row(TASK, Kind::Path,
-        "Training data: an IDX folder, a CSV file, or a text file or folder")
+        "Training data: an IDX folder, a CSV file, an image folder, or a text file or folder")
         .local().fixed(SAMPLES)
         .also(&["dataset"]).built_in();
     label_column: Option<String> = row(TASK, Kind::Text,
         "CSV column with the label")
         .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in();
-    model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "gpt-1m", "gpt-10m", "gpt-124m"]),
-        "Size of the network: tiny, small, base; a GPT with about this many parameters for lm")
-        .derived("small, or gpt-1m for lm").fixed(WEIGHTS).built_in();
+    model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "gpt-1m", "gpt-10m", "gpt-124m"]),
+        "Size of the network: tiny, small, base; a residual network for images; a GPT with about this many parameters for lm")
+        .derived("small; resnet20 for image folders, resnet18 from --image-size 64 on; gpt-1m for lm").fixed(WEIGHTS).built_in();
     epochs: usize = row(LEARNING, Kind::Count { min: 1, max: 1_000_000 },
         "Passes over the training data")
         .or("15").fixed(SCHEDULE)
@@ -269,6 +275,24 @@ settings! {
          with the next samples; up to 9 times in a row")
         .or("stop").fixed(OPTIMIZER)
         .also(&["error_if_nonfinite", "check_for_nan_in_loss_and_grad", "terminate_on_nan"]);
+    image_size: Option<usize> = row(IMAGES, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
+        "Side of the square that an image is resized and cropped to, in pixels")
+        .unset("224 with resnet18 and resnet50, else 32").fixed(SAMPLES).needs(Need::Images).built_in()
+        .also(&["img_size", "image_height", "crop_size", "train_crop_size"]);
+    random_crop: RandomCrop = row(IMAGES, Kind::Word(&["pad", "resized", "none"]),
+        "Crops in training: pad moves the image by up to an eighth of its side, resized takes a part of a random size and shape, none \
+         takes the centre, as evaluations do")
+        .derived("resized from --image-size 64 on, else pad").fixed(AUGMENTED).needs(Need::Images).built_in();
+    hflip: f64 = row(IMAGES, Kind::Number { min: 0.0, max: 1.0 },
+        "Probability that an image is flipped from left to right in training")
+        .or("0.5").fixed(AUGMENTED).needs(Need::Images).built_in()
+        .also(&["horizontal_flip", "hflip_prob"]);
+    mean: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
+        "Mean of the red, green and blue intensities, from 0 to 1, such as 0.5,0.5,0.5")
+        .unset("ImageNet's: 0.485,0.456,0.406").fixed(SAMPLES).needs(Need::Images).built_in();
+    std: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
+        "Standard deviation of the intensities, which they are divided by")
+        .unset("ImageNet's: 0.229,0.224,0.225").fixed(SAMPLES).needs(Need::Images).built_in();
     tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
         .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();

@@ -10,7 +10,7 @@ use super::error::{list, nearest, quote};
 use super::source::{Source, not_text};
 use super::{
     CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX,
-    numbered_classes,
+    Values, numbered_classes,
 };
 use crate::report::plural;
 
@@ -73,7 +73,7 @@ fn read(options: &CsvOptions) -> Result<Dataset, DataProblem> {
             },
             classes,
         },
-        values,
+        values: Values::Memory(values),
         labels,
         split,
     })
@@ -91,7 +91,7 @@ pub fn load_as(options: &CsvOptions, schema: &Schema) -> Result<Dataset, DataErr
         Ok(Dataset {
             name: name(&options.path),
             schema: schema.clone(),
-            values: columns.scaled(&Scale::of(&schema.scaling), &table.values)?,
+            values: Values::Memory(columns.scaled(&Scale::of(&schema.scaling), &table.values)?),
             split: Split::all_held_out(labels.len()),
             labels,
         })

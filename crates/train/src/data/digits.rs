@@ -4,7 +4,7 @@ use std::io::Read;
 
 use flate2::read::GzDecoder;
 
-use super::{Dataset, Features, Scaling, Schema, Split, numbered_classes};
+use super::{Dataset, Features, Scaling, Schema, Split, Values, numbered_classes};
 
 /// One line per image: 64 intensities 0..=16, row by row, then the digit. The attribution is in `data/README.md`.
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
@@ -44,7 +44,7 @@ pub fn load() -> Dataset {
             scaling: Scaling::DividedBy(INTENSITY_MAX),
             classes: numbered_classes(&labels),
         },
-        values,
+        values: Values::Memory(values),
         split: Split::fixed(labels.len()),
         labels,
     }
@@ -58,13 +58,11 @@ mod tests {
     fn all_images_are_there_and_in_range() {
         let digits = load();
         assert_eq!(digits.len(), 1797);
-        assert_eq!(digits.values.len(), 1797 * 64);
-        assert!(
-            digits
-                .values
-                .iter()
-                .all(|value| (0.0..=1.0).contains(value))
-        );
+        let Values::Memory(values) = &digits.values else {
+            panic!("in memory");
+        };
+        assert_eq!(values.len(), 1797 * 64);
+        assert!(values.iter().all(|value| (0.0..=1.0).contains(value)));
         assert!(digits.labels.iter().all(|&label| label < 10));
     }
 

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use super::error::similar;
 use super::source::Source;
 use super::{
-    DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX, name_of,
+    DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX, Values, name_of,
     numbered_classes,
 };
 
@@ -47,7 +47,7 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
             scaling: Scaling::DividedBy(INTENSITY_MAX),
             classes: numbered_classes(&images.labels),
         },
-        values: scaled(&images.pixels, INTENSITY_MAX),
+        values: Values::Memory(scaled(&images.pixels, INTENSITY_MAX)),
         split: Split::first(trained, images.labels.len()),
         labels: images.labels,
     })
@@ -73,7 +73,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     Ok(Dataset {
         name: name_of(folder),
         schema: schema.clone(),
-        values: scaled(&images.pixels, divisor),
+        values: Values::Memory(scaled(&images.pixels, divisor)),
         split: Split::all_held_out(images.labels.len()),
         labels: images.labels,
     })
@@ -206,12 +206,9 @@ fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     match class_folders(folder) {
         0 => Err(missing(&folder.join(file))),
         folders => Err(DataProblem::new(format!(
-            "{folders} folders, perhaps one per image class; `paceline train` does not read image folders"
+            "{folders} folders, perhaps one per image class, but no IDX file"
         ))
-        .with_hint(
-            "it reads IDX folders (such as MNIST) and CSV files with one row per sample; \
-             load other data in your own program, such as examples/minimal.rs",
-        )
+        .with_hint("task images reads a folder of images for each class")
         .of(folder)),
     }
 }

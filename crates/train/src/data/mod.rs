@@ -1,9 +1,10 @@
-//! Labelled data sets in memory, split into training and held-out samples.
+//! Labelled data sets, in memory or in files of images, split into training and held-out samples.
 
 pub mod csv;
 pub mod digits;
 mod error;
 pub mod idx;
+pub mod images;
 mod open;
 mod source;
 pub(crate) mod text;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::DataError;
 pub(crate) use error::DataProblem;
+use images::Images;
 pub use open::{open, open_as};
 
 /// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.
@@ -29,21 +31,30 @@ const SPLIT_SEED: u64 = 0;
 /// Percentage of training samples in the fixed split.
 const TRAIN_PERCENT: usize = 80;
 
-/// A classification data set, fully loaded.
-///
-/// *Shape*: `values` is `len` samples of `features.count()` values, one sample after another.
+/// A classification data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     /// Short name, for reports.
     pub name: String,
     /// What the values and the labels mean.
     pub schema: Schema,
-    /// The scaled values of all samples.
-    pub values: Vec<f32>,
+    /// The values of all samples.
+    pub values: Values,
     /// The class of each sample, an index into the schema's classes.
     pub labels: Vec<u32>,
     /// The training and held-out samples.
     pub split: Split,
+}
+
+/// The values of a data set's samples.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// Scaled, in memory.
+    ///
+    /// *Shape*: `len` samples of `features.count()` values, one sample after another.
+    Memory(Vec<f32>),
+    /// In the files of images, decoded when they are read.
+    Images(Images),
 }
 
 /// What a classifier knows of its data: what a sample is, how its values are scaled, and what its classes are called.
@@ -76,12 +87,39 @@ impl Dataset {
     ///
     /// # Panics
     ///
-    /// If `index` is not below `len`.
+    /// If `index` is not below `len`, or the values are in files.
     #[must_use]
     pub fn sample(&self, index: usize) -> (&[f32], u32) {
+        let Values::Memory(values) = &self.values else {
+            panic!("`Dataset::read` reads the samples of {}", self.name);
+        };
         let count = self.schema.features.count();
         let first = index * count;
-        (&self.values[first..first + count], self.labels[index])
+        (&values[first..first + count], self.labels[index])
+    }
+
+    /// Writes the values of sample `index`, as it is in an epoch of training if there is one, and returns its class.
+    ///
+    /// *Errors*: the file of an image that cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If `index` is not below `len`, or `values` are not `features.count()`.
+    pub fn read(
+        &self,
+        index: usize,
+        epoch: Option<u64>,
+        values: &mut [f32],
+    ) -> Result<u32, DataError> {
+        let label = self.labels[index];
+        match &self.values {
+            Values::Memory(_) => values.copy_from_slice(self.sample(index).0),
+            Values::Images(images) => {
+                let class = &self.schema.classes[label as usize];
+                images.read(index, class, epoch, values)?;
+            }
+        }
+        Ok(label)
     }
 
     /// The samples to train on.
@@ -131,6 +169,13 @@ impl Schema {
             (Scaling::Standardised { mean, deviation }, Features::Flat { .. }) => {
                 let lens = [self.columns.len(), mean.len(), deviation.len()];
                 lens == [count; 3]
+                    && mean.iter().all(|mean| mean.is_finite())
+                    && deviation.iter().all(|deviation| is_divisor(*deviation))
+            }
+            (Scaling::Standardised { mean, deviation }, Features::Image { channels, .. }) => {
+                let is_square = sides[0] == sides[1];
+                is_square
+                    && [channels, self.columns.len(), mean.len(), deviation.len()] == [3, 0, 3, 3]
                     && mean.iter().all(|mean| mean.is_finite())
                     && deviation.iter().all(|deviation| is_divisor(*deviation))
             }
@@ -209,11 +254,11 @@ impl Features {
 pub enum Scaling {
     /// Divided by a constant.
     DividedBy(f32),
-    /// Each column minus its `mean`, divided by its `deviation`.
+    /// Each column minus its `mean`, divided by its `deviation`; for files of images each channel, in intensities from 0 to 1.
     Standardised {
-        /// Mean of each column over the training samples.
+        /// Mean of each column over the training samples, or of each channel.
         mean: Vec<f64>,
-        /// Standard deviation of each column over the training samples (divided by their number); 1 for a constant column.
+        /// Standard deviation of each column over the training samples (divided by their number), 1 for a constant one; or of each channel.
         deviation: Vec<f64>,
     },
 }
@@ -283,6 +328,22 @@ impl<'a> Subset<'a> {
     #[must_use]
     pub fn sample(&self, index: usize) -> (&'a [f32], u32) {
         self.dataset.sample(self.indices[index])
+    }
+
+    /// [`Dataset::read`] of the subset's sample `index`.
+    ///
+    /// *Errors*: as there.
+    ///
+    /// # Panics
+    ///
+    /// As there.
+    pub fn read(
+        &self,
+        index: usize,
+        epoch: Option<u64>,
+        values: &mut [f32],
+    ) -> Result<u32, DataError> {
+        self.dataset.read(self.indices[index], epoch, values)
     }
 }
 
@@ -375,7 +436,7 @@ mod tests {
                 scaling: Scaling::DividedBy(1.),
                 classes: numbered_classes(&[9]),
             },
-            values: vec![0., 1., 2., 3., 4., 5.],
+            values: Values::Memory(vec![0., 1., 2., 3., 4., 5.]),
             labels: vec![7, 8, 9],
             split: Split::first(1, 3),
         };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::csv::CsvOptions;
-use super::{DataError, Dataset, Features, Schema, csv, digits, idx};
+use super::{DataError, Dataset, Features, Scaling, Schema, csv, digits, idx, images};
 use crate::config::{Task, TrainConfig};
 
 /// Loads the labelled data set of `config`.
@@ -14,6 +14,7 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
     match config.task {
         Task::Digits => Ok(digits::load()),
         Task::Idx => idx::load(&path),
+        Task::Images => images::load(&path, config.preparation()),
         Task::Csv => csv::load(&CsvOptions {
             path,
             label_column: config.label_column.clone(),
@@ -22,14 +23,15 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
     }
 }
 
-/// Loads labelled data to evaluate a classifier of `config` with this schema on, all of it held out: a CSV file for a table, an IDX folder for
-/// images.
+/// Loads labelled data to evaluate a classifier of `config` with this schema on, all of it held out: a CSV file for a table, an image folder or an
+/// IDX folder for images.
 ///
 /// *Errors*: those of the format; data that does not fit the schema.
 pub fn open_as(config: &TrainConfig, path: &Path, schema: &Schema) -> Result<Dataset, DataError> {
-    match schema.features {
-        Features::Image { .. } => idx::load_as(path, schema),
-        Features::Flat { .. } => {
+    match (schema.features, &schema.scaling) {
+        (Features::Image { .. }, Scaling::Standardised { .. }) => images::load_as(path, schema),
+        (Features::Image { .. }, Scaling::DividedBy(_)) => idx::load_as(path, schema),
+        (Features::Flat { .. }, _) => {
             let options = CsvOptions {
                 path: path.to_owned(),
                 label_column: config.label_column.clone(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use paceline_ddp::sampler::micro_batches;
+use paceline_ddp::sampler::{StepPlan, micro_batches};
 use paceline_ddp::{Precision, ShardStep};
 
 use crate::error::TrainError;
@@ -14,11 +14,12 @@ pub(crate) type RankBatch<B> = Vec<Vec<B>>;
 /// The micro-batches of a shard.
 pub(crate) fn of_shard<T: TrainTask>(
     task: &T,
-    indices: &[usize],
+    plan: &StepPlan,
+    shard: usize,
     accumulate: usize,
 ) -> Result<Vec<T::Batch>, TrainError> {
-    micro_batches(indices, accumulate)
-        .map(|part| task.batch(Part::Train, part.iter().copied()))
+    micro_batches(&plan.shards[shard], accumulate)
+        .map(|part| task.batch(Part::Train, Some(plan.epoch), part.iter().copied()))
         .collect()
 }
 

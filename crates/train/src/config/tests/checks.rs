@@ -224,7 +224,7 @@ fn devices_and_ranks_must_agree() {
 fn a_task_and_its_data_must_fit() {
     refused(
         &[("task", "csv")],
-        "task csv (flag --task) needs `data`\nhint: name the IDX folder or the CSV file with --data",
+        "task csv (flag --task) needs `data`\nhint: name the IDX folder, the CSV file or the image folder with --data",
     );
     refused(
         &[("task", "digits"), ("data", "wine.csv")],
@@ -234,7 +234,7 @@ fn a_task_and_its_data_must_fit() {
     refused(
         &[("data", "notes.txt")],
         "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not a .csv file\n\
-         hint: name the task: --task idx, csv or lm",
+         hint: name the task: --task idx, csv, images or lm",
     );
 }
 

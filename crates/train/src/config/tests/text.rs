@@ -27,6 +27,11 @@ accumulate          1                            default
 clip_norm           1                            flag --clip-norm
 precision           f32                          default
 non_finite          stop                         default
+image_size          none                         default (224 with resnet18 and resnet50, else 32)
+random_crop         pad                          default
+hflip               0.5                          default
+mean                none                         default (ImageNet's: 0.485,0.456,0.406)
+std                 none                         default (ImageNet's: 0.229,0.224,0.225)
 tokenizer           none                         default (bytes)
 vocab               none                         default (1024)
 context             none                         default (from --model)

@@ -288,8 +288,7 @@ fn folders_of_images_by_class_are_told_from_a_missing_file() {
         fs::create_dir(folder.path().join(class)).expect("a folder");
     }
     let error = load(folder.path()).expect_err("no IDX files");
-    let expect =
-        ": 2 folders, perhaps one per image class; `paceline train` does not read image folders";
+    let expect = ": 2 folders, perhaps one per image class, but no IDX file";
     assert!(error.to_string().ends_with(expect), "{error}");
-    assert!(error.hint().expect("advice").contains("IDX folders"));
+    assert!(error.hint().expect("advice").contains("task images"));
 }
