@@ -1,7 +1,7 @@
 //! Convolutions of two-dimensional images, and their gradients.
 //!
 //! Each is a [`Product`] of windows of images, which stay where they are, and a packed matrix with 16 or 32 columns: of the weight for the
-//! output and for the input's gradient, of the output's gradient for that of the weight.
+//! output and for the input's gradient, of the output's gradient for that of the weight. Windows of one pixel are in `pointwise.rs`.
 
 #![expect(unsafe_code, reason = "results are not filled with zeros first")]
 
@@ -481,7 +481,7 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
                         out: if at == 0 {
                             Out::Old(sums)
                         } else {
-                            Out::Chain(sums)
+                            Out::chain(sums)
                         },
                         out_step: WIDTH,
                         columns: WIDTH,
@@ -555,7 +555,8 @@ impl Kernels {
     ///
     /// *Shape*: `x` is `conv.input`, `gradient` is [`Conv::output`], the result is `conv.weight`.
     ///
-    /// *Memory*: copies of a part of the images and of their gradients, 1 MiB or those of one image.
+    /// *Memory*: copies of a part of the images and of their gradients, 1 MiB or those of one image. With windows of one pixel and a stride, the
+    /// pixels that they meet.
     ///
     /// # Panics
     ///
@@ -594,7 +595,8 @@ impl Kernels {
         let of_image = forward.window.values(groups * forward.channels);
         let panels = groups * outputs.div_ceil(WIDTH);
         let images = conv.input[0];
-        let of_both = of_image + panels * positions * WIDTH;
+        // Not with the panels' width, which depends on the instruction set.
+        let of_both = of_image + groups * outputs.next_multiple_of(16) * positions;
         let at_once = (BATCH_VALUES / of_both.max(1)).clamp(1, images.max(1));
         // The roles change: a sum has a row for each tap, and a step for each position of each image.
         let places: Vec<u32> = (0..at_once)
@@ -692,7 +694,7 @@ impl Kernels {
             }
         }
         let fill = |_: usize, result: &mut [MaybeUninit<f32>]| {
-            for (panel, sums) in sums.chunks_exact(steps.len()).enumerate() {
+            for (panel, sums) in sums.chunks_exact(steps.len().max(1)).enumerate() {
                 let (group, output) = forward.outputs_of(panel);
                 let result = &mut result[(group * outputs + output) * steps.len()..];
                 to_planes(sums, result, steps.len(), WIDTH.min(outputs - output));

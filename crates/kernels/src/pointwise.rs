@@ -164,7 +164,10 @@ impl<'a> Products<'a> {
         let (positions, channels) = (self.positions, self.channels);
         let of_output = self.outputs * positions;
         let fill = |first: usize, output: &mut [MaybeUninit<f32>]| {
-            let columns = output.len() / self.outputs.max(1);
+            if output.is_empty() {
+                return;
+            }
+            let columns = output.len() / self.outputs;
             let at_once = (CHUNK_VALUES / WIDTH / channels.max(1)).max(1) * WIDTH;
             let at_once = at_once.min(columns.next_multiple_of(WIDTH));
             let mut packed = Scratch::new(at_once * channels);

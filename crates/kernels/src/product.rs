@@ -57,20 +57,27 @@ pub(crate) enum Out<'a> {
     Old(&'a mut [f32]),
     /// They are added to what is there.
     Sum(&'a mut [f32]),
-    /// They start from what is there: the steps go on with its chains.
-    Chain(&'a mut [f32]),
+    /// They start from what is there, which was written where the sums are: the steps go on with its chains.
+    Chain(&'a mut [MaybeUninit<f32>]),
 }
 
 impl<'a> Out<'a> {
+    /// Sums that start from these.
+    pub(crate) fn chain(values: &'a mut [f32]) -> Self {
+        let (values, len) = (values.as_mut_ptr().cast(), values.len());
+        // SAFETY: they are the same values, and a product writes nothing else to them than values.
+        Self::Chain(unsafe { std::slice::from_raw_parts_mut(values, len) })
+    }
+
     /// Writes a value to each lane of each row.
     pub(crate) fn fill_rows(&mut self, values: &[f32], lanes: usize, step: usize) {
         for (row, value) in values.iter().enumerate() {
             let at = row * step;
             match self {
-                Self::New(out) => out[at..][..lanes].fill(MaybeUninit::new(*value)),
-                Self::Old(out) | Self::Sum(out) | Self::Chain(out) => {
-                    out[at..][..lanes].fill(*value);
+                Self::New(out) | Self::Chain(out) => {
+                    out[at..][..lanes].fill(MaybeUninit::new(*value));
                 }
+                Self::Old(out) | Self::Sum(out) => out[at..][..lanes].fill(*value),
             }
         }
     }
@@ -82,9 +89,8 @@ impl<'a> Out<'a> {
     /// All values that a product has there were written.
     pub(crate) unsafe fn chained(self) -> Self {
         match self {
-            // SAFETY: the caller's; a product looks at no other values.
-            Self::New(values) => Self::Chain(unsafe { values.assume_init_mut() }),
-            Self::Old(values) | Self::Sum(values) | Self::Chain(values) => Self::Chain(values),
+            Self::New(values) | Self::Chain(values) => Self::Chain(values),
+            Self::Old(values) | Self::Sum(values) => Self::chain(values),
         }
     }
 }
@@ -124,7 +130,7 @@ fn load<R: Register, const REGISTERS: usize, const WIDTH: usize>(
     std::array::from_fn(|at| R::load(&from[at * R::LEN..]))
 }
 
-impl<const WIDTH: usize> Product<'_, WIDTH> {
+impl<'a, const WIDTH: usize> Product<'a, WIDTH> {
     #[inline(always)]
     fn tiles<
         R: Register,
@@ -135,7 +141,7 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
         const HALF_PACKED: usize,
         const TOGETHER: usize,
     >(
-        self,
+        mut self,
     ) {
         let b = self.b;
         match self.a {
@@ -188,15 +194,15 @@ impl<const WIDTH: usize> Product<'_, WIDTH> {
 
     /// Where the sums of so many rows and steps start and go.
     #[inline(always)]
-    fn sums(&self, rows: usize, steps: usize) -> Sums<'_, WIDTH> {
-        let (out, len, kind) = match &self.out {
-            Out::New(values) => (values.as_ptr().cast(), values.len(), Kind::Set),
-            Out::Old(values) => (values.as_ptr(), values.len(), Kind::Set),
-            Out::Sum(values) => (values.as_ptr(), values.len(), Kind::Add),
-            Out::Chain(values) => (values.as_ptr(), values.len(), Kind::Chain),
+    fn sums(&mut self, rows: usize, steps: usize) -> Sums<'a, WIDTH> {
+        let (out, len, kind): (*mut f32, _, _) = match &mut self.out {
+            Out::New(values) => (values.as_mut_ptr().cast(), values.len(), Kind::Set),
+            Out::Old(values) => (values.as_mut_ptr(), values.len(), Kind::Set),
+            Out::Sum(values) => (values.as_mut_ptr(), values.len(), Kind::Add),
+            Out::Chain(values) => (values.as_mut_ptr().cast(), values.len(), Kind::Chain),
         };
         let sums = Sums {
-            out: out.cast_mut(),
+            out,
             out_step: self.out_step,
             columns: self.columns,
             kind,

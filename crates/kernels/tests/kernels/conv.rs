@@ -117,6 +117,26 @@ fn usual_layers() {
 }
 
 #[test]
+fn batches_do_not_depend_on_the_width_of_panels() {
+    // 144 outputs are 9 panels of 16 and 5 of 32.
+    let conv = square(9, [8, 144], 14, 3);
+    let (x, g) = (noise(1, 9 * 8 * 196), noise(2, 9 * 144 * 196));
+    everywhere(|kernels| [kernels.conv_weight_gradient(&conv, &x, &g)]);
+}
+
+#[test]
+fn nothing_gives_nothing_or_zeros() {
+    for (taps, stride) in [(1, 1), (1, 2), (3, 1), (3, 2)] {
+        for [images, channels, outputs] in [[0, 3, 5], [2, 0, 5], [2, 3, 0]] {
+            check(&Conv {
+                stride: [stride; 2],
+                ..square(images, [channels, outputs], 6, taps)
+            });
+        }
+    }
+}
+
+#[test]
 fn one_pixel_has_the_bits_of_a_window_in_a_padded_image() {
     let conv = square(3, [270, 180], 7, 1);
     let padded = Conv {
