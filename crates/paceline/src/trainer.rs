@@ -78,8 +78,11 @@ use crate::commands::{self, Program};
 #[must_use]
 pub fn run<T: TrainTask>() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    let name = words.first().and_then(|word| Path::new(word).file_stem());
+    let name = words.first().and_then(|word| Path::new(word).file_name());
     let name = name.map_or("program".into(), |name| name.to_string_lossy());
+    let name = name
+        .strip_suffix(std::env::consts::EXE_SUFFIX)
+        .unwrap_or(&name);
     let program = Program::of::<T>(name.to_string());
     let result = match parse(&name, &words) {
         Ok(Asked::Train(args)) => commands::train::train(&program, &args),

@@ -4,6 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_split::ModelParallel;
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 
 use crate::config::TrainConfig;
 use crate::data::{self, Dataset, Features, Schema, Values};
@@ -106,6 +107,23 @@ impl TrainTask for Dataset {
             Values::Memory(_) => EVALUATION_BATCH,
             Values::Images(_) => evaluation_images(&self.schema.features),
         }
+    }
+
+    /// Of the names of classes and files, and which class each sample has.
+    fn digest(&self) -> Option<String> {
+        let mut hash = Sha256::new();
+        let mut add = |text: &str| {
+            hash.update((text.len() as u64).to_le_bytes());
+            hash.update(text);
+        };
+        self.schema.classes.iter().for_each(|class| add(class));
+        if let Values::Images(images) = &self.values {
+            images.names().for_each(add);
+        }
+        for label in &self.labels {
+            hash.update(label.to_le_bytes());
+        }
+        Some(format!("{:x}", hash.finalize()))
     }
 
     /// The schema and the size of the network.

@@ -2,6 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
+use crate::error::TrainError;
 use crate::task::Metric;
 
 /// A line for a step.
@@ -47,7 +48,34 @@ pub(crate) struct HeldOut {
     pub(crate) metrics: Vec<Metric>,
 }
 
+/// What the lines of an evaluation and of an epoch have besides the metrics.
+const TAKEN: [&str; 8] = [
+    "kind",
+    "step",
+    "epoch",
+    "train_loss",
+    "held_out_loss",
+    "samples_per_second",
+    "tokens_per_second",
+    "skipped_steps",
+];
+
 impl HeldOut {
+    /// *Errors*: a metric with the name of another figure of the record.
+    pub(crate) fn new(loss: f64, metrics: Vec<Metric>) -> Result<Self, TrainError> {
+        let is_taken = |(at, metric): (usize, &Metric)| {
+            let earlier = metrics[..at].iter().map(|metric| metric.name);
+            earlier.chain(TAKEN).any(|name| name == metric.name)
+        };
+        match metrics.iter().enumerate().find(|metric| is_taken(*metric)) {
+            None => Ok(Self { loss, metrics }),
+            Some((_, metric)) => Err(TrainError::usage(
+                format!("two figures of metrics.jsonl are called {}", metric.name),
+                "give the metric another name",
+            )),
+        }
+    }
+
     /// Part of a line.
     pub(crate) fn render(&self) -> String {
         let loss = format!("held-out loss {:.4}", self.loss);
@@ -101,4 +129,22 @@ pub(crate) struct StoppedRecord {
     pub(crate) kind: &'static str,
     pub(crate) step: u64,
     pub(crate) signal: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_have_names_of_their_own() {
+        let named = |names: &[&'static str]| {
+            let metrics = names.iter().map(|name| Metric::number(name, 1.0));
+            HeldOut::new(1.0, metrics.collect())
+        };
+        assert!(named(&["mae", "accuracy"]).is_ok());
+        for names in [["mae", "mae"], ["mae", "step"]] {
+            let error = named(&names).expect_err("refused").to_string();
+            assert!(error.contains(names[1]), "{error}");
+        }
+    }
 }

@@ -42,6 +42,7 @@ pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOp
     let samples = task.len(Part::Train) + task.len(Part::HeldOut);
     let data = format!("{} of {samples} samples", task.name());
     settings.push(("data".into(), data));
+    settings.extend(task.digest().map(|digest| ("data digest".into(), digest)));
     DdpOptions {
         shards: Some(config.shards),
         accumulate: config.accumulate,

@@ -65,6 +65,22 @@ impl Loss {
     pub fn new(mean: Tensor<1>, count: usize) -> Self {
         Self { mean, count }
     }
+
+    /// *Errors*: more values than one, or no prediction.
+    pub(crate) fn checked(self, of: &str) -> Result<Self, TrainError> {
+        let [values] = self.mean.dims();
+        match (values, self.count) {
+            (1, 1..) => Ok(self),
+            (1, 0) => Err(TrainError::usage(
+                format!("the loss of a batch of {of} is over 0 predictions"),
+                "give `Loss::new` the number of predictions in the batch",
+            )),
+            _ => Err(TrainError::usage(
+                format!("the loss of a batch of {of} has {values} values"),
+                "return their mean, as `loss.mean()`",
+            )),
+        }
+    }
 }
 
 /// Where and in which type a batch is computed.
@@ -168,8 +184,8 @@ impl Metric {
 ///
 /// A sample may hold several predictions, as a sequence of tokens does; losses and rates are per prediction.
 ///
-/// The functions are called on each rank. With the same settings they must give all ranks the same, or the job ends with an error
-/// that names the rank.
+/// The functions are called on each rank. With the same settings they must give all ranks the same. If the name of the data, the number of
+/// samples, the [digest](Self::digest) or the model differ, the job ends with an error that names the rank.
 pub trait TrainTask: Sized + Send + Sync + 'static {
     /// The trained model.
     type Model: Module;
@@ -210,6 +226,12 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
 
     /// Number of samples. Without held-out ones nothing is evaluated.
     fn len(&self, part: Part) -> usize;
+
+    /// A digest of what ranks that read the data by themselves could see differently, such as the order of files and classes.
+    /// A difference ends the job before the first step.
+    fn digest(&self) -> Option<String> {
+        None
+    }
 
     /// Samples of an evaluation batch.
     fn evaluation_batch(&self) -> usize {

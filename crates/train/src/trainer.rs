@@ -626,6 +626,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.end_round()?;
         self.ddp.synchronize()?;
         if self.task.len(Part::HeldOut) == 0 {
+            self.follow()?;
             return Ok(None);
         }
         let net = self.net.as_ref().expect("the model is always put back");
@@ -642,10 +643,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             group,
         )?;
         self.follow()?;
-        Ok(Some(HeldOut {
-            loss: sums.mean_loss(),
-            metrics: T::metrics(&sums),
-        }))
+        Ok(Some(HeldOut::new(sums.mean_loss(), T::metrics(&sums))?))
     }
 
     fn evaluate_within_epoch(&mut self) -> Result<(), TrainError> {

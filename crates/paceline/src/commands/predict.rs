@@ -9,14 +9,14 @@ use paceline_train::{Classifier, TrainError};
 use paceline_usage::files::replace;
 
 use super::failed;
-use super::train::run_or_newest;
+use super::train::{run_or_newest, settings_of};
 use crate::cli::PredictArgs;
 
 /// Prints a line for each sample, or writes them to a file beside the wanted one that replaces it at the end.
 ///
 /// *Errors*: no such run, or one without a classifier; samples that cannot be read or do not fit it; a file that cannot be written.
 pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
-    let run = run_or_newest(args.run.as_deref())?.folder;
+    let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
     let model = Classifier::of_run(&run).map_err(|error| failed(None, &error))?;
     let Some(path) = &args.output else {
         let written = predict(&model, &args.input, io::stdout().lock())?;

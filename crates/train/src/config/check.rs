@@ -123,7 +123,10 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
 fn check_images(settings: &Settings) -> Result<(), ConfigError> {
     let is_wrong = |key: &&'static str| {
         let given = settings.word(key).map(channels);
-        given.is_some_and(|given| given.is_none_or(|given| *key == "std" && given.contains(&0.0)))
+        given.is_some_and(|given| {
+            given
+                .is_none_or(|given| *key == "std" && given.iter().any(|given| *given as f32 == 0.0))
+        })
     };
     match ["mean", "std"].into_iter().find(is_wrong) {
         Some(key) => Err(ConfigError::new(

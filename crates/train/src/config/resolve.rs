@@ -17,6 +17,7 @@ use super::settings::Settings;
 use super::table::{Fallback, OPTIONS};
 use super::value::{Setting, Source, Value};
 use super::{Resolved, TrainConfig};
+use crate::data::idx::is_idx_folder;
 use crate::data::images::is_image_folder;
 
 /// The user's settings as written.
@@ -91,7 +92,10 @@ pub enum PathKind {
 impl PathKind {
     fn of(path: &Path) -> Self {
         match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() && is_image_folder(path) => Self::ImageFolder,
+            // An IDX folder may hold a picture too.
+            Ok(found) if found.is_dir() && !is_idx_folder(path) && is_image_folder(path) => {
+                Self::ImageFolder
+            }
             Ok(found) if found.is_dir() => Self::Folder,
             Ok(_) => Self::File,
             Err(_) => Self::Missing,

@@ -30,7 +30,7 @@ use decode::Pixels;
 /// Maximum number of images.
 const IMAGES_MAX: usize = 1 << 25;
 
-/// Maximum depth of folders below one whose images are predicted.
+/// Maximum depth of folders below one whose images are predicted. Links to folders are not followed, because they may lead back.
 const DEPTH_MAX: usize = 16;
 
 /// Entries of a folder looked at to tell what it is.
@@ -139,10 +139,14 @@ pub(crate) fn files_at(input: &Path) -> Result<Vec<PathBuf>, DataError> {
     while let Some((folder, depth)) = folders.pop() {
         for (name, entry) in entries(&folder)? {
             let path = folder.join(&*name);
-            match path.is_dir() {
-                true if depth < DEPTH_MAX => folders.push((path, depth + 1)),
-                false if is_image(&entry) => files.push(path),
-                _ => {}
+            if is_image(&entry) {
+                files.push(path);
+            } else if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if depth == DEPTH_MAX {
+                    let problem = format!("folders of more than {DEPTH_MAX} levels");
+                    return Err(DataProblem::new(problem).of(&path));
+                }
+                folders.push((path, depth + 1));
             }
         }
         counted(files.len(), input)?;
@@ -167,6 +171,8 @@ pub(crate) fn read_as(path: &Path, schema: &Schema, values: &mut [f32]) -> Resul
 pub(crate) fn is_image_folder(folder: &Path) -> bool {
     let entries = |folder: &Path| {
         let entries = folder.read_dir().into_iter().flatten().flatten();
+        let entries =
+            entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
         entries.take(LOOKED_AT_MAX)
     };
     let has_image =
@@ -191,6 +197,11 @@ impl Images {
         let training = epoch.map(|epoch| (epoch, index));
         self.preparation.apply(&image, training, values);
         Ok(())
+    }
+
+    /// The names of the files in the order of the samples.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|name| &**name)
     }
 
     /// Files that are no images, in words.
@@ -333,7 +344,7 @@ fn held_out_of(folder: &Path) -> Result<PathBuf, DataError> {
     candidates.find(|path| path.is_dir()).ok_or_else(|| {
         DataProblem::new("a folder train, but neither val nor test")
             .with_hint(
-                "add one of them, or name the folder train itself: a fifth of it is then held out",
+                "add one of them, or name the folder train itself: a fifth of it is then held out; a class must not be called train",
             )
             .of(folder)
     })
@@ -409,7 +420,12 @@ fn is_image(entry: &DirEntry) -> bool {
     let is_named = ["png", "jpg", "jpeg"]
         .iter()
         .any(|image| ending.eq_ignore_ascii_case(image));
-    is_named && !entry.file_type().is_ok_and(|kind| kind.is_dir())
+    is_named
+        && match entry.file_type() {
+            // A link to nothing is an error when it is read.
+            Ok(kind) if kind.is_symlink() => path.metadata().map_or(true, |found| found.is_file()),
+            kind => kind.is_ok_and(|kind| kind.is_file()),
+        }
 }
 
 #[cfg(test)]

@@ -32,12 +32,16 @@ pub(super) struct Pixels {
 impl Pixels {
     /// Reads an image. The first bytes, not the name, decide what it is.
     ///
-    /// Grey becomes equal channels, 16 bits their upper 8; alpha is left out, as by `convert("RGB")` in Pillow. The image is turned as its
+    /// Grey becomes equal channels, 16 bits their upper 8; alpha is left out. The image is turned as its
     /// EXIF orientation says.
     ///
     /// *Errors*: neither PNG nor JPEG; truncated, damaged or too large.
     pub(super) fn read(path: &Path) -> Result<Self, DataProblem> {
         let failed = |source: std::io::Error| DataProblem::io(&source);
+        // Opening a pipe would wait for its other end.
+        if !path.metadata().map_err(failed)?.is_file() {
+            return Err(DataProblem::new("neither PNG nor JPEG: it is no file"));
+        }
         let file = File::open(path).map_err(failed)?;
         let mut bytes = Vec::new();
         let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
@@ -150,9 +154,8 @@ fn png_problem(error: DecodingError) -> DataProblem {
 
 fn of_jpeg(bytes: &[u8]) -> Result<(Pixels, u16), DataProblem> {
     let problem = |error| DataProblem::incomplete(format!("damaged JPEG image: {error}"));
-    // Markers do not occur within compressed data. The decoder fills what is missing at the end with grey.
-    let last = |marker: [u8; 2]| bytes.windows(2).rposition(|pair| pair == marker);
-    if last([0xff, 0xd9]) < last([0xff, 0xda]) {
+    // The decoder fills what is missing at the end with grey.
+    if !has_end(bytes) {
         return Err(DataProblem::incomplete(
             "the JPEG image is truncated".into(),
         ));
@@ -176,6 +179,26 @@ fn of_jpeg(bytes: &[u8]) -> Result<(Pixels, u16), DataProblem> {
     }
     let orientation = decoder.exif().map_or(1, |exif| orientation(exif));
     Ok((Pixels { width, height, rgb }, orientation))
+}
+
+/// Whether a JPEG image has its end, whatever follows it: some cameras append a film. Segments are skipped by their length, because they may hold
+/// another image.
+fn has_end(bytes: &[u8]) -> bool {
+    let mut at = JPEG_MAGIC.len() - 1;
+    while let Some([first, marker]) = bytes.get(at..).and_then(|rest| rest.first_chunk()) {
+        at += match (*first, *marker) {
+            (0xff, 0xd9) => return true,
+            // A value of compressed data, or a marker without a length.
+            (0xff, 0x00 | 0x01 | 0xd0..=0xd8) => 2,
+            (0xff, 0xff) => 1,
+            (0xff, _) => match bytes.get(at + 2..at + 4) {
+                Some(len) => 2 + usize::from(u16::from_be_bytes([len[0], len[1]])),
+                None => return false,
+            },
+            _ => 1,
+        };
+    }
+    false
 }
 
 /// The orientation in EXIF data, 1 to 8; 1, upright, if it has none.

@@ -161,8 +161,22 @@ fn folders_that_are_none_of_images_by_class_are_refused_by_name() {
     assert!(is_image_folder(folder(&["a/1.png"]).path()));
     assert!(is_image_folder(folder(&["train/a/1.txt"]).path()));
     assert!(!is_image_folder(
-        folder(&["raw/train-images-idx3-ubyte"]).path()
+        folder(&["raw/train-images-idx3-ubyte", ".thumbnails/1.png"]).path()
     ));
+    let both = folder(&["plots/loss.png", "train-images.idx3-ubyte.gz"]);
+    assert!(crate::data::idx::is_idx_folder(both.path()));
+}
+
+#[cfg(unix)]
+#[test]
+fn links_and_pipes_end_no_walk_and_no_read() {
+    let set = folder(&["a/1.png", "b/2.png"]);
+    let root = set.path();
+    std::os::unix::fs::symlink(root, root.join("a").join("up")).expect("a link");
+    std::os::unix::fs::symlink(root.join("b"), root.join("a").join("b.png")).expect("a link");
+    assert_eq!(files_at(root).expect("files").len(), 2);
+    let error = Pixels::read(Path::new("/dev/null")).expect_err("refused");
+    assert!(error.of(root).to_string().ends_with("it is no file"));
 }
 
 #[test]
@@ -204,6 +218,9 @@ fn every_kind_of_pixel_becomes_rgb_and_images_stand_upright() {
     let (above, below) = (&turned.rgb[..3], &turned.rgb[5 * 4 * 3..][..3]);
     assert!(above[0] > 200 && above[2] < 60, "{above:?}");
     assert!(below[2] > 200 && below[0] < 60, "{below:?}");
+    // Some cameras append a film.
+    let longer = [TURNED, b"\xff\xda\0film"].concat();
+    assert_eq!(Pixels::decode(&longer).expect("an image"), turned);
 }
 
 #[test]
