@@ -226,7 +226,7 @@ fn words_of_other_tools_are_answered_with_the_one_that_is_meant() {
 }
 
 #[test]
-fn folders_of_images_by_class_are_not_read_yet() {
+fn folders_of_classes_without_an_image_are_no_data() {
     let folder = tempdir().expect("a folder");
     for class in ["cat", "dog"] {
         fs::create_dir_all(folder.path().join("photos").join(class)).expect("a folder");
@@ -235,7 +235,7 @@ fn folders_of_images_by_class_are_not_read_yet() {
         USAGE,
         &[
             "photos: 2 folders, perhaps one per image class",
-            "it reads IDX folders",
+            "PNG or JPEG files for each class",
         ],
     );
 }

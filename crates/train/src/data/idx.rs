@@ -218,9 +218,9 @@ fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     match class_folders(folder) {
         0 => Err(missing(&folder.join(file))),
         folders => Err(DataProblem::new(format!(
-            "{folders} folders, perhaps one per image class, but no IDX file"
+            "{folders} folders, perhaps one per image class, but neither an IDX file nor an image in them"
         ))
-        .with_hint("task images reads a folder of images for each class")
+        .with_hint("task images reads a folder of PNG or JPEG files for each class")
         .of(folder)),
     }
 }
