@@ -365,6 +365,8 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     if settings.program.is_some() {
         derive::of_program(&mut settings);
     }
+    // The run is from a version without image folders, or of a program with data of its own.
+    settings.set_default("random_crop", "none", None);
     // The run is from a version without this setting.
     if settings.need("device").source == Source::Default {
         let value = DeviceKind::Cpu.name().into();

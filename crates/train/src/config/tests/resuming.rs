@@ -315,6 +315,10 @@ fn saved_settings_of_an_earlier_version_have_defaults_for_what_is_new() {
         DeviceKind::Cpu
     );
     assert_eq!(
+        without("random_crop ").expect("valid").config().random_crop,
+        RandomCrop::None
+    );
+    assert_eq!(
         complaint(without("shards ")),
         "runs/x/config.toml lacks `shards`\nhint: the file is damaged: restore it, or start a new run"
     );

@@ -288,7 +288,8 @@ fn folders_of_images_by_class_are_told_from_a_missing_file() {
         fs::create_dir(folder.path().join(class)).expect("a folder");
     }
     let error = load(folder.path()).expect_err("no IDX files");
-    let expect = ": 2 folders, perhaps one per image class, but no IDX file";
+    let expect =
+        ": 2 folders, perhaps one per image class, but neither an IDX file nor an image in them";
     assert!(error.to_string().ends_with(expect), "{error}");
     assert!(error.hint().expect("advice").contains("task images"));
 }
