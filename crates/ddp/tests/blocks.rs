@@ -363,10 +363,12 @@ fn a_block_that_captures_a_tracked_tensor_fails_the_step() {
         Block::new(9, DropoutConfig::new(0.5).init())
             .forward(x, move |_, x| x + weight.clone().sum().unsqueeze::<2>())
     });
-    for error in errors {
+    for error in &errors {
         assert!(error.to_string().contains("captures a tensor"), "{error}");
-        assert!(error.hint().expect("advice").contains("input"));
     }
+    // A rank that hears of the other one's failure before its own has no advice.
+    let mut hints = errors.iter().filter_map(DdpError::hint);
+    assert!(hints.any(|hint| hint.contains("input")), "{errors:?}");
 }
 
 /// One rank fails in its backward pass, after nothing or something was sent; its peer must not wait for the rest.
