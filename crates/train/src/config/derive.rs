@@ -53,6 +53,7 @@ pub(super) fn task(
 pub(super) fn of_program(settings: &mut Settings) {
     settings.set_default("task", "digits", None);
     settings.set_default("model", "small", None);
+    settings.set_default("random_crop", "none", None);
 }
 
 /// Sets the settings whose default depends on the task.

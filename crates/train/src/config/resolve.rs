@@ -365,7 +365,7 @@ pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     if settings.program.is_some() {
         derive::of_program(&mut settings);
     }
-    // The run is from a version without image folders, or of a program with data of its own.
+    // The run is from a version without image folders.
     settings.set_default("random_crop", "none", None);
     // The run is from a version without this setting.
     if settings.need("device").source == Source::Default {
