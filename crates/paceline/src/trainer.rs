@@ -84,7 +84,7 @@ pub fn run<T: TrainTask>() -> ExitCode {
         .strip_suffix(std::env::consts::EXE_SUFFIX)
         .unwrap_or(&name);
     let program = Program::of::<T>(name.to_string());
-    let result = match parse(&name, &words) {
+    let result = match parse(name, &words) {
         Ok(Asked::Train(args)) => commands::train::train(&program, &args),
         Ok(Asked::Worker(args)) => commands::rank::worker(&program, &args),
         Err(stop) => return stop.report().into(),
