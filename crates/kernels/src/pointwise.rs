@@ -47,10 +47,8 @@ impl Pointwise {
         x: &[f32],
         bias: Option<&[f32]>,
     ) -> Vec<f32> {
-        match self.seen(x) {
-            None => self.products(kernels, weight, x, bias),
-            Some(seen) => self.products(kernels, weight, &seen, bias),
-        }
+        let seen = self.seen(x);
+        self.products(kernels, weight, seen.as_deref().unwrap_or(x), bias)
     }
 
     /// The gradient of the input, from that of the output. The weight has a row for each channel and a column for each output.

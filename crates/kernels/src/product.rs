@@ -280,17 +280,7 @@ impl<const WIDTH: usize> Tile<'_, WIDTH> {
         values: &[[f32; PACKED]],
         b: &[[f32; WIDTH]],
     ) {
-        let mut sums: [[R; REGISTERS]; ROWS] = self.start();
-        for (a, b) in values.iter().zip(b) {
-            let b = load::<R, REGISTERS, WIDTH>(b);
-            for row in 0..ROWS {
-                let a = R::splat(a[row]);
-                for at in 0..REGISTERS {
-                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
-                }
-            }
-        }
-        self.put(sums);
+        self.add_up::<_, R, REGISTERS, ROWS>(values, b, |values, row| values[row]);
     }
 
     /// Those of rows and steps at these offsets, whose sums are within the values.
@@ -307,12 +297,24 @@ impl<const WIDTH: usize> Tile<'_, WIDTH> {
             let row = rows[at.min(rows.len() - 1)];
             values.as_ptr().wrapping_add(row as usize)
         });
+        // SAFETY: the sum of the largest offsets is within the matrix.
+        let value = |step: &u32, row: usize| unsafe { *from[row].add(*step as usize) };
+        self.add_up::<_, R, REGISTERS, ROWS>(steps, b, value);
+    }
+
+    /// The chain of each row: of `value(step, row)` and a row of `b` for each step.
+    #[inline(always)]
+    fn add_up<S, R: Register, const REGISTERS: usize, const ROWS: usize>(
+        self,
+        steps: &[S],
+        b: &[[f32; WIDTH]],
+        value: impl Fn(&S, usize) -> f32,
+    ) {
         let mut sums: [[R; REGISTERS]; ROWS] = self.start();
         for (step, b) in steps.iter().zip(b) {
             let b = load::<R, REGISTERS, WIDTH>(b);
             for row in 0..ROWS {
-                // SAFETY: the sum of the largest offsets is within the matrix.
-                let a = R::splat(unsafe { *from[row].add(*step as usize) });
+                let a = R::splat(value(step, row));
                 for at in 0..REGISTERS {
                     sums[row][at] = a.mul_add(b[at], sums[row][at]);
                 }
