@@ -313,10 +313,10 @@ impl<const WIDTH: usize> Tile<'_, WIDTH> {
         let mut sums: [[R; REGISTERS]; ROWS] = self.start();
         for (step, b) in steps.iter().zip(b) {
             let b = load::<R, REGISTERS, WIDTH>(b);
-            for row in 0..ROWS {
+            for (row, sums) in sums.iter_mut().enumerate() {
                 let a = R::splat(value(step, row));
-                for at in 0..REGISTERS {
-                    sums[row][at] = a.mul_add(b[at], sums[row][at]);
+                for (sum, b) in sums.iter_mut().zip(b) {
+                    *sum = a.mul_add(b, *sum);
                 }
             }
         }
