@@ -13,7 +13,7 @@ use crate::pointwise::Pointwise;
 use crate::product::{Left, Out, PIECE, Product};
 use crate::scratch::Scratch;
 use crate::sums::sum;
-use crate::threads::{each_mut, written};
+use crate::threads::{by_unit, each_mut, written};
 use crate::transpose::{to_planes, to_rows};
 
 /// Positions of an output that are computed before they are written to its planes.
@@ -448,6 +448,17 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         (panel / of_group, panel % of_group * WIDTH)
     }
 
+    /// Writes rows of a panel of outputs, from the gradients of images one after another: for each position from `start` on.
+    fn by_position(&self, gradient: &[f32], start: usize, panel: usize, rows: &mut [[f32; WIDTH]]) {
+        let (group, output) = self.outputs_of(panel);
+        let lanes = WIDTH.min(self.outputs - output);
+        for (some, image, position) in by_unit(start..start + rows.len(), self.out_plane) {
+            let plane = (image * self.groups + group) * self.outputs + output;
+            let planes = &gradient[plane * self.out_plane + position..];
+            to_rows(planes, self.out_plane, lanes, &mut rows[some]);
+        }
+    }
+
     /// Writes the values of a part's places for all outputs of a group.
     fn part(
         &self,
@@ -500,6 +511,35 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
                 }
             }
         }
+    }
+}
+
+/// Adds the products of some places, piece by piece, to the sums of these taps, which are nothing before the first.
+fn add_places<const WIDTH: usize>(
+    kernels: Kernels,
+    (values, taps, places): (&[f32], &[u32], &[u32]),
+    gradients: &[[f32; WIDTH]],
+    mut is_first: bool,
+    sums: &mut [[f32; WIDTH]],
+) {
+    for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE)) {
+        let sums = sums.as_flattened_mut();
+        kernels.run(Product {
+            a: Left::Windows {
+                values,
+                rows: taps,
+                steps: places,
+            },
+            b: gradients,
+            b_step: 0,
+            first: &[],
+            out: match std::mem::take(&mut is_first) {
+                true => Out::Old(sums),
+                false => Out::Sum(sums),
+            },
+            out_step: WIDTH,
+            columns: WIDTH,
+        });
     }
 }
 
@@ -628,67 +668,26 @@ impl Kernels {
                 });
                 a = padded;
             }
-            for places in places[..count * positions]
-                .chunks(span)
-                .zip((0..).step_by(span))
-            {
-                let (places, start) = places;
+            let spans = places[..count * positions].chunks(span);
+            for (places, start) in spans.zip((0..).step_by(span)) {
                 let len = places.len();
                 // By panel and position.
                 let by_position = &mut by_position.rows_mut::<WIDTH>()[..panels * len];
                 each_mut(by_position, len, panels * len * WIDTH, |panel, rows| {
-                    for (panel, mut rows) in (panel..).zip(rows.chunks_exact_mut(len)) {
-                        let (group, output) = forward.outputs_of(panel);
-                        let mut at = start;
-                        while !rows.is_empty() {
-                            let (image, position) = (at / positions, at % positions);
-                            let some = rows.len().min(positions - position);
-                            let gradient = &gradient[image * of_gradient..][..of_gradient];
-                            let gradient =
-                                &gradient[(group * outputs + output) * positions + position..];
-                            let (rows_of_image, rest) = rows.split_at_mut(some);
-                            to_rows(
-                                gradient,
-                                positions,
-                                WIDTH.min(outputs - output),
-                                rows_of_image,
-                            );
-                            (rows, at) = (rest, at + some);
-                        }
+                    for (panel, rows) in (panel..).zip(rows.chunks_exact_mut(len)) {
+                        forward.by_position(gradient, start, panel, rows);
                     }
                 });
+                let is_first = first_image + start == 0;
                 let cost = sums.len() * WIDTH * len;
-                each_mut(sums, 1, cost, |first, mut sums| {
-                    let mut first = first;
-                    while !sums.is_empty() {
-                        let (panel, tap) = (first / steps.len(), first % steps.len());
-                        let taps = sums.len().min(steps.len() - tap);
-                        let (some, rest) = sums.split_at_mut(taps);
-                        (sums, first) = (rest, first + taps);
+                each_mut(sums, 1, cost, |first, sums| {
+                    for (some, panel, tap) in by_unit(first..first + sums.len(), steps.len()) {
+                        let taps = &steps[tap..][..some.len()];
+                        let gradients = &by_position[panel * len..][..len];
                         let (group, _) = forward.outputs_of(panel);
                         let a = &a[forward.window.values(group * forward.channels)..];
-                        let gradients = &by_position[panel * len..][..len];
-                        let mut is_first = first_image + start == 0;
-                        for (places, gradients) in places.chunks(PIECE).zip(gradients.chunks(PIECE))
-                        {
-                            let sums = some.as_flattened_mut();
-                            self.run(Product {
-                                a: Left::Windows {
-                                    values: a,
-                                    rows: &steps[tap..][..taps],
-                                    steps: places,
-                                },
-                                b: gradients,
-                                b_step: 0,
-                                first: &[],
-                                out: match std::mem::take(&mut is_first) {
-                                    true => Out::Old(sums),
-                                    false => Out::Sum(sums),
-                                },
-                                out_step: WIDTH,
-                                columns: WIDTH,
-                            });
-                        }
+                        let sums = &mut sums[some];
+                        add_places(self, (a, taps, places), gradients, is_first, sums);
                     }
                 });
             }

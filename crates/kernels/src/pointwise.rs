@@ -10,7 +10,7 @@ use crate::gemm::{BLOCK, View, pieces};
 use crate::isa::Kernels;
 use crate::product::{Left, Out, Product};
 use crate::scratch::Scratch;
-use crate::threads::{each_mut, written};
+use crate::threads::{by_unit, each_mut, written};
 
 /// Values of images that are panels at once: they stay in the second cache.
 const CHUNK_VALUES: usize = 1 << 17;
@@ -201,17 +201,19 @@ impl<'a> Products<'a> {
         let (channels, positions) = (self.channels, self.positions);
         let height = rows.len().next_multiple_of(self.kernels.tile());
         let tiles = &self.tiles[rows.start * channels..][..height * channels];
-        // Where a row has these columns, if they are of one image.
-        let place = |some: &Range<usize>, row: usize| {
+        let at = |image: usize, row: usize, position: usize| {
+            (image * self.outputs + row) * positions + position
+        };
+        // Where the first row has these columns, if they are of one image.
+        let place = |some: &Range<usize>| {
             let (image, position) = (some.start / positions, some.start % positions);
-            let at = (image * self.outputs + row) * positions + position;
-            (position + some.len() <= positions).then_some(at)
+            (position + some.len() <= positions).then(|| at(image, rows.start, position))
         };
         for steps in pieces(channels) {
             let mut sums = sums.chunks_mut(BLOCK * WIDTH);
             for some in stretches::<WIDTH>(columns.clone(), positions) {
                 let panel = (some.start - columns.start) / WIDTH;
-                let (mut out, out_step) = match place(&some, rows.start) {
+                let (mut out, out_step) = match place(&some) {
                     Some(at) => (Out::New(&mut output[at..]), positions),
                     None => (Out::Old(sums.next().expect("one for each image")), WIDTH),
                 };
@@ -239,14 +241,13 @@ impl<'a> Products<'a> {
         }
         let mut sums = sums.chunks(BLOCK * WIDTH);
         for some in stretches::<WIDTH>(columns.clone(), positions) {
-            if place(&some, rows.start).is_some() {
+            if place(&some).is_some() {
                 continue;
             }
             let sums = sums.next().expect("as above");
-            for (lanes, one) in by_image(some, positions) {
+            for (lanes, image, position) in by_unit(some, positions) {
                 for (sums, row) in sums.chunks_exact(WIDTH).zip(rows.clone()) {
-                    let at = place(&one, row).expect("of one image");
-                    let output = &mut output[at..][..lanes.len()];
+                    let output = &mut output[at(image, row, position)..][..lanes.len()];
                     output.write_copy_of_slice(&sums[lanes.clone()]);
                 }
             }
@@ -272,19 +273,6 @@ fn stretches<const WIDTH: usize>(
     })
 }
 
-/// These columns by image, each also counted from the first.
-fn by_image(
-    columns: Range<usize>,
-    positions: usize,
-) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-    let first = columns.start;
-    (first / positions..columns.end.div_ceil(positions)).map(move |image| {
-        let from = columns.start.max(image * positions);
-        let to = columns.end.min((image + 1) * positions);
-        (from - first..to - first, from..to)
-    })
-}
-
 /// Panels of these positions, each with a row for each channel. They get zeros past the last position.
 fn pack<const WIDTH: usize>(
     x: &[f32],
@@ -299,8 +287,7 @@ fn pack<const WIDTH: usize>(
         if some.len() < WIDTH {
             rows.fill([0.0; WIDTH]);
         }
-        for (lanes, some) in by_image(some, positions) {
-            let (image, position) = (some.start / positions, some.start % positions);
+        for (lanes, image, position) in by_unit(some, positions) {
             let planes = x[image * channels * positions..].chunks_exact(positions);
             for (row, plane) in rows.iter_mut().zip(planes) {
                 let values = &plane[position..][..lanes.len()];

@@ -1,6 +1,7 @@
 //! Work that is split over threads: always over outputs, so that the bits do not depend on their number.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use rayon::prelude::*;
 
@@ -39,6 +40,19 @@ pub(crate) fn each_pair_mut<T: Send, U: Send>(
         .zip(more.par_chunks_mut(size * more_unit))
         .enumerate()
         .for_each(|(task, (part, more))| work(task * size, part, more));
+}
+
+/// The parts of a range that are in one unit each: counted from the range's first element, the unit's number, and where in the unit they begin.
+pub(crate) fn by_unit(
+    range: Range<usize>,
+    unit: usize,
+) -> impl Iterator<Item = (Range<usize>, usize, usize)> {
+    let (first, unit) = (range.start, unit.max(1));
+    (first / unit..range.end.div_ceil(unit)).map(move |number| {
+        let from = first.max(number * unit);
+        let to = range.end.min((number + 1) * unit);
+        (from - first..to - first, number, from - number * unit)
+    })
 }
 
 /// A vector of `len` values that `work` writes, called as in [`each_mut`]. Zeros first would cost a pass over memory.
