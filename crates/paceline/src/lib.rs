@@ -40,7 +40,7 @@
 //! # }
 //! ```
 //!
-//! - `trainer` (feature `cli`): the loop and the command line of `paceline train`, for a model and data of one's own.
+//! - `trainer` (feature `cli`): the loop and the command line of `paceline train`, for your own model and data.
 //! - [`Ddp`]: replicas and steps. `examples/minimal.rs` is a complete program in under 60 lines that also resumes and stops
 //!   on a signal.
 //! - [`Checkpoints`]: the state of a training, saved in the background, loaded on any number of ranks.

@@ -1,4 +1,4 @@
-//! The trainer of `paceline train`, for a model and data of one's own.
+//! The trainer of `paceline train`, for your own model and data.
 //!
 //! A program says what it trains in a [`TrainTask`], and its `main` is [`run`]. It then has the command line of `paceline train`, without the
 //! options of built-in data and models: ranks, shards, checkpoints and resuming, recovery, ZeRO, precision, evaluation, metrics, `--explain`, a

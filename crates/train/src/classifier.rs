@@ -9,7 +9,7 @@ use crate::classify::{
     CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY, evaluation_images,
 };
 use crate::data::csv::Unlabelled;
-use crate::data::{DataError, Features, Scaling, Schema, idx, images};
+use crate::data::{DataError, Features, Schema, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
@@ -72,8 +72,7 @@ impl Classifier {
 
     /// Whether each sample is a file: the model was trained on an image folder.
     pub fn reads_files(&self) -> bool {
-        let is_image = matches!(self.schema.features, Features::Image { .. });
-        is_image && matches!(self.schema.scaling, Scaling::Standardised { .. })
+        self.schema.is_of_files()
     }
 
     /// Hands a prediction for each sample to `write`, in order, until it returns false. A model of tables reads a CSV file, which may have other

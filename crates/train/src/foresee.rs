@@ -27,7 +27,7 @@ pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     }
 }
 
-/// The same of a task of one's own.
+/// [`foresee`] for a user's own task.
 ///
 /// *Errors*: as [`foresee`].
 pub fn foresee_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {

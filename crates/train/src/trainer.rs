@@ -71,7 +71,7 @@ pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Resul
     }
 }
 
-/// Trains a task of one's own, as [`train`] trains the built-in ones.
+/// Trains a user's own task, as [`train`] trains the built-in ones.
 ///
 /// *Blocks*, *Errors*: as there.
 pub fn train_task<T: TrainTask>(

@@ -40,7 +40,6 @@ pub(crate) fn parse(name: &str, words: &[OsString]) -> Result<Asked, Stop> {
 }
 
 fn command(name: &str) -> clap::Command {
-    let own = OPTIONS.iter().filter(|row| row.is_of(Some(name)));
     clap::Command::new(name.to_owned())
         .about("Train, data-parallel on this machine or as a rank of a job")
         .after_help(format!(
@@ -49,7 +48,7 @@ fn command(name: &str) -> clap::Command {
              and a variable over the file. `paceline run {name} ...` starts it on several nodes."
         ))
         .args(train::general())
-        .args(own.map(flag))
+        .args(OptionRow::all_of(Some(name)).map(flag))
         .arg(rest())
 }
 

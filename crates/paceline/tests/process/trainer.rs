@@ -1,4 +1,4 @@
-//! The example with the trainer: a task of one's own has what `paceline train` has.
+//! The trainer's example: a user's own task has what `paceline train` has.
 
 use std::fs;
 

@@ -119,7 +119,7 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Figures of channels that are none.
+/// Refuses a mean or a standard deviation that is not three numbers to compute with.
 fn check_images(settings: &Settings) -> Result<(), ConfigError> {
     let is_wrong = |key: &&'static str| {
         let given = settings.word(key).map(channels);

@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, about};
 use super::kind::Written;
 use super::settings::Settings;
-use super::table::{OPTIONS, OptionRow, VARIABLE_PREFIX, option, synonym};
+use super::table::{OptionRow, VARIABLE_PREFIX, option, synonym};
 use super::value::{Setting, Source};
 
 /// A settings file's text.
@@ -54,8 +54,7 @@ pub fn environment(
 pub(super) const PROGRAM: &str = "program";
 
 fn is_setting(name: &str, program: Option<&str>) -> bool {
-    let own = OPTIONS.iter().filter(|row| row.is_of(program));
-    own.into_iter().any(|row| row.variable() == name)
+    OptionRow::all_of(program).any(|row| row.variable() == name)
 }
 
 /// The variables of ranks and tools that are not settings, for `--explain`.
@@ -97,7 +96,7 @@ pub(super) fn from_environment(
     program: Option<&str>,
 ) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
-    for row in OPTIONS.iter().filter(|row| row.is_of(program)) {
+    for row in OptionRow::all_of(program) {
         let variable = row.variable();
         let Some((_, text)) = variables.iter().find(|(name, _)| *name == variable) else {
             continue;
@@ -143,7 +142,7 @@ pub(super) fn unused_variables(
         let contract = env::VARIABLES.iter().chain(env::TOOL_VARIABLES);
         let contract = contract.filter_map(|variable| variable.name.strip_prefix(VARIABLE_PREFIX));
         let known = contract.map(str::to_lowercase);
-        let own = OPTIONS.iter().filter(|row| row.is_of(program));
+        let own = OptionRow::all_of(program);
         let known = known.chain(own.map(|row| row.key.to_owned()));
         let nearest = synonym(key)
             .filter(|row| row.is_of(program))

@@ -294,10 +294,7 @@ impl Given {
     fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
         if saved.program != self.settings.program {
-            let name = |program: &Option<String>| match program {
-                Some(name) => name.clone(),
-                None => "paceline train".to_owned(),
-            };
+            let name = |program| Option::as_deref(program).unwrap_or("paceline train");
             let (own, other) = (name(&self.settings.program), name(&saved.program));
             let run = run.folder.display();
             return Err(ConfigError::new(

@@ -79,7 +79,12 @@ pub(super) enum Need {
 }
 
 impl OptionRow {
-    /// Whether a program has it: that of a user, by name, or `paceline train`.
+    /// Those that a program has: that of a user, by name, or `paceline train`.
+    pub fn all_of(program: Option<&str>) -> impl Iterator<Item = &'static Self> {
+        OPTIONS.iter().filter(move |row| row.is_of(program))
+    }
+
+    /// Whether a program has it.
     #[must_use]
     pub fn is_of(&self, program: Option<&str>) -> bool {
         program.is_none() || !self.built_in

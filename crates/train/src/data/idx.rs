@@ -181,10 +181,8 @@ const FILES: [&str; 4] = [
 /// Whether a folder has any of the files.
 pub(crate) fn is_idx_folder(folder: &Path) -> bool {
     let is_one = |name: &str| {
-        let parts = FILES
-            .iter()
-            .map(|file| file.split("-idx").next().unwrap_or(file));
-        parts.into_iter().any(|part| name.starts_with(part))
+        let mut parts = FILES.iter().filter_map(|file| file.split_once("-idx"));
+        parts.any(|(part, _)| name.starts_with(part))
     };
     let mut entries = folder.read_dir().into_iter().flatten().flatten();
     entries.any(|entry| entry.file_name().to_str().is_some_and(is_one) && entry.path().is_file())

@@ -142,6 +142,12 @@ impl Dataset {
 }
 
 impl Schema {
+    /// Whether each sample is a file, which an image folder holds.
+    pub(crate) fn is_of_files(&self) -> bool {
+        let is_image = matches!(self.features, Features::Image { .. });
+        is_image && matches!(self.scaling, Scaling::Standardised { .. })
+    }
+
     /// Whether it can be one, if it comes from a file.
     ///
     /// *Errors*: what is wrong with it, in words.
@@ -166,20 +172,19 @@ impl Schema {
         let is_divisor = |value: f64| value.is_finite() && value != 0.0;
         let fits = match (&self.scaling, self.features) {
             (Scaling::DividedBy(divisor), Features::Image { .. }) => is_divisor((*divisor).into()),
-            (Scaling::Standardised { mean, deviation }, Features::Flat { .. }) => {
+            (Scaling::DividedBy(_), Features::Flat { .. }) => false,
+            (Scaling::Standardised { mean, deviation }, features) => {
                 let lens = [self.columns.len(), mean.len(), deviation.len()];
-                lens == [count; 3]
+                let is_shaped = match features {
+                    Features::Flat { .. } => lens == [count; 3],
+                    Features::Image { channels, .. } => {
+                        sides[0] == sides[1] && channels == 3 && lens == [0, 3, 3]
+                    }
+                };
+                is_shaped
                     && mean.iter().all(|mean| mean.is_finite())
                     && deviation.iter().all(|deviation| is_divisor(*deviation))
             }
-            (Scaling::Standardised { mean, deviation }, Features::Image { channels, .. }) => {
-                let is_square = sides[0] == sides[1];
-                is_square
-                    && [channels, self.columns.len(), mean.len(), deviation.len()] == [3, 0, 3, 3]
-                    && mean.iter().all(|mean| mean.is_finite())
-                    && deviation.iter().all(|deviation| is_divisor(*deviation))
-            }
-            _ => false,
         };
         fits.then_some(())
             .ok_or_else(|| "its scaling does not fit its samples".to_owned())

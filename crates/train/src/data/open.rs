@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::csv::CsvOptions;
-use super::{DataError, Dataset, Features, Scaling, Schema, csv, digits, idx, images};
+use super::{DataError, Dataset, Features, Schema, csv, digits, idx, images};
 use crate::config::{Task, TrainConfig};
 
 /// Loads the labelled data set of `config`.
@@ -28,10 +28,10 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
 ///
 /// *Errors*: those of the format; data that does not fit the schema.
 pub fn open_as(config: &TrainConfig, path: &Path, schema: &Schema) -> Result<Dataset, DataError> {
-    match (schema.features, &schema.scaling) {
-        (Features::Image { .. }, Scaling::Standardised { .. }) => images::load_as(path, schema),
-        (Features::Image { .. }, Scaling::DividedBy(_)) => idx::load_as(path, schema),
-        (Features::Flat { .. }, _) => {
+    match schema.features {
+        Features::Image { .. } if schema.is_of_files() => images::load_as(path, schema),
+        Features::Image { .. } => idx::load_as(path, schema),
+        Features::Flat { .. } => {
             let options = CsvOptions {
                 path: path.to_owned(),
                 label_column: config.label_column.clone(),
