@@ -34,6 +34,7 @@ mod setup;
 mod stages;
 mod task;
 mod tokenizer;
+mod torch_names;
 mod trained;
 mod trainer;
 
