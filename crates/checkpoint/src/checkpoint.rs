@@ -1,6 +1,7 @@
 //! The contents of a checkpoint: the program names the parts, and each rank copies what it has of them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -246,7 +247,8 @@ impl Copied {
         for (name, data) in &self.weights {
             hasher.add(name, data);
         }
-        write_tensors(&folder.join(files::WEIGHTS), self.weights, metadata)?;
+        let weights = File::create(folder.join(files::WEIGHTS))?;
+        write_tensors(&weights, &self.weights, metadata)?;
         let path = folder.join(files::optimizer_of(0));
         match self.optimizer {
             Encodable::Shared(optimizer) => {
@@ -259,18 +261,20 @@ impl Copied {
     }
 }
 
-/// Writes tensors as one safetensors file.
-pub(crate) fn write_tensors(
-    path: &Path,
-    tensors: Vec<(String, TensorData)>,
+/// Writes tensors as one safetensors file, with their names and `metadata` in its header.
+///
+/// *Errors*: the system's; a type that the format lacks.
+pub fn write_tensors(
+    file: &File,
+    tensors: &[(String, TensorData)],
     metadata: BTreeMap<String, String>,
 ) -> io::Result<()> {
     let infos = tensors.iter();
     let infos = infos.map(|(name, data)| (name.clone(), data.shape().to_vec(), data.dtype()));
     let infos: Vec<_> = infos.collect();
-    let mut file = TensorsFile::create(path, &infos, metadata)?;
+    let mut file = TensorsFile::new(file, &infos, metadata)?;
     for (name, data) in tensors {
-        file.put(&name, &data)?;
+        file.put(name, data)?;
     }
     Ok(())
 }

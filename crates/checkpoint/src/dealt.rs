@@ -2,6 +2,7 @@
 //! after another, over a group of their own.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -189,7 +190,8 @@ fn write_tensors(
         if found.is_empty() {
             return Ok(());
         }
-        let mut file = TensorsFile::create(path, expected, metadata)?;
+        let file = File::create(path)?;
+        let mut file = TensorsFile::new(&file, expected, metadata)?;
         for Joined { entry, parts } in &joined {
             let sent = gathering.next().map_err(|()| failed())?;
             let whole = put_together(entry, parts, sent).map_err(io::Error::other)?;

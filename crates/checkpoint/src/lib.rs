@@ -58,7 +58,7 @@ mod share;
 mod snapshot;
 mod tensors;
 
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, write_tensors};
 pub use checkpoints::Checkpoints;
 pub use decide::{by_rank_0, by_rank_0_slowly};
 pub use error::CheckpointError;

@@ -428,6 +428,11 @@ impl SavedModel {
         &self.path
     }
 
+    /// The weights and running statistics, by path.
+    pub fn tensors(&self) -> &[(String, TensorData)] {
+        &self.weights
+    }
+
     /// `model` with the saved weights.
     ///
     /// *Errors*: `Misfit` if they are those of another model.

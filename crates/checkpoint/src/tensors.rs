@@ -16,16 +16,16 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 const LEN_BYTES: u64 = 8;
 
 /// A file that is being written.
-pub(crate) struct TensorsFile {
-    file: File,
+pub(crate) struct TensorsFile<'a> {
+    file: &'a File,
     /// Start and length of each tensor.
     places: HashMap<String, (u64, usize)>,
 }
 
-impl TensorsFile {
-    /// Creates a file of tensors with these paths, shapes and types. It is whole once each has been [put](Self::put).
-    pub(crate) fn create(
-        path: &Path,
+impl<'a> TensorsFile<'a> {
+    /// Begins a file of tensors with these paths, shapes and types. It is whole once each has been [put](Self::put).
+    pub(crate) fn new(
+        mut file: &'a File,
         tensors: &[(String, Vec<usize>, DType)],
         metadata: BTreeMap<String, String>,
     ) -> io::Result<Self> {
@@ -57,7 +57,6 @@ impl TensorsFile {
         let header = Metadata::new(metadata, infos).map_err(io::Error::other)?;
         let mut encoded = serde_json::to_vec(&header)?;
         encoded.resize(encoded.len().next_multiple_of(8), b' ');
-        let mut file = File::create(path)?;
         file.write_all(&(encoded.len() as u64).to_le_bytes())?;
         file.write_all(&encoded)?;
         let data = LEN_BYTES + encoded.len() as u64;
@@ -215,7 +214,8 @@ mod tests {
             .map(|(name, data)| ((*name).to_owned(), data.shape().to_vec(), data.dtype()))
             .collect();
         let metadata: BTreeMap<_, _> = [("key".to_owned(), "value".to_owned())].into();
-        let mut file = TensorsFile::create(&path, &infos, metadata.clone()).expect("created");
+        let file = File::create(&path).expect("created");
+        let mut file = TensorsFile::new(&file, &infos, metadata.clone()).expect("begun");
         for (name, data) in &tensors {
             file.put(name, data).expect("written");
         }

@@ -1,6 +1,7 @@
 //! The command line and its parsed form.
 
 mod eval;
+mod export;
 mod generate;
 mod indices;
 mod ledger;
@@ -22,6 +23,7 @@ use paceline_cli::{Command as Around, Stop, about};
 use crate::commands::{self, Program};
 
 pub(crate) use eval::{EvalArgs, PredictArgs};
+pub(crate) use export::ExportArgs;
 pub(crate) use generate::GenerateArgs;
 pub(crate) use indices::IndicesArgs;
 pub(crate) use ledger::LedgerArgs;
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     /// Classify new samples.
     Predict(PredictArgs),
+    /// Write a trained model in a format of other programs.
+    Export(ExportArgs),
     /// Write a page about runs.
     Report(ReportArgs),
     /// Write text with a trained language model.
@@ -68,6 +72,7 @@ impl Command {
             Self::Train(args) => commands::train::train(&Program::PACELINE, args),
             Self::Eval(args) => commands::eval::run(args),
             Self::Predict(args) => commands::predict::run(args),
+            Self::Export(args) => commands::export::run(args),
             Self::Report(args) => commands::report::run(args),
             Self::Generate(args) => commands::generate::generate(args),
             Self::Plan(args) => commands::plan::plan(args),
@@ -118,6 +123,7 @@ where
         "plan-rank" => Ok(Command::PlanRank(plan::read_rank(matches))),
         "eval" => Ok(Command::Eval(eval::read_eval(matches))),
         "predict" => Ok(Command::Predict(eval::read_predict(matches))),
+        "export" => Ok(Command::Export(export::read(matches))),
         "report" => Ok(Command::Report(report::read(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
@@ -157,6 +163,7 @@ fn program() -> clap::Command {
         .subcommand(train::command())
         .subcommand(eval::eval_command())
         .subcommand(eval::predict_command())
+        .subcommand(export::command())
         .subcommand(report::command())
         .subcommand(generate::command())
         .subcommand(plan::command())

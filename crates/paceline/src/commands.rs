@@ -1,6 +1,7 @@
 //! The commands.
 
 pub(crate) mod eval;
+pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod indices;
 pub(crate) mod ledger;

@@ -15,7 +15,7 @@ use crate::config::ModelSize;
 use crate::data::Features;
 
 /// Side of the classifier's input feature map, for images of any size.
-const POOLED_SIDE: usize = 4;
+pub(crate) const POOLED_SIDE: usize = 4;
 
 /// Dropout rate of the hidden units.
 const DROPOUT: f64 = 0.25;

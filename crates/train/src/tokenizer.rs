@@ -14,7 +14,7 @@ use crate::data::text::Documents;
 use crate::error::TrainError;
 
 /// Name of the tokenizer's file in a run directory.
-const FILE: &str = "tokenizer.json";
+pub(crate) const FILE: &str = "tokenizer.json";
 
 /// The byte tokenizer in a checkpoint's metadata.
 const BYTES: &str = "bytes";

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::fs::File;
 
 use burn::tensor::{DType, TensorData};
 use paceline_ddp::DdpState;
@@ -22,8 +23,9 @@ pub(crate) fn save(folder: &Path, keep: usize, parts: Parts) -> Result<PathBuf, 
     let writing = Writing::begin(folder, parts.state.ddp.step)?;
     let place = |name: &str| writing.path().join(name);
     let write = || {
-        write_tensors(&place(files::WEIGHTS), parts.weights, parts.metadata)?;
-        write_tensors(&place(files::HOOK), parts.hook, BTreeMap::new())?;
+        let create = |name| File::create(place(name));
+        write_tensors(&create(files::WEIGHTS)?, &parts.weights, parts.metadata)?;
+        write_tensors(&create(files::HOOK)?, &parts.hook, BTreeMap::new())?;
         for (rank, state) in parts.optimizers.iter().enumerate() {
             fs::write(place(&files::optimizer_of(rank)), state)?;
         }

@@ -119,6 +119,16 @@ fn words_are_classes_and_new_rows_are_told_apart_by_them() {
     paceline(folder.path(), "predict run new.csv --output classes.csv").check(0, &[]);
     let written = fs::read_to_string(folder.path().join("classes.csv")).expect("a file");
     assert_eq!(written, ended.out);
+    for format in ["safetensors", "torch", "onnx"] {
+        let ended = paceline(folder.path(), &format!("export run --format {format}"));
+        ended.check(0, &[]);
+        assert!(ended.out.contains("10 tensors of run/"), "{}", ended.out);
+    }
+    let of_run = |name: &str| fs::read(folder.path().join("run").join(name)).expect("a file");
+    let header = String::from_utf8_lossy(&of_run("model.safetensors")).into_owned();
+    assert!(header.contains(r#""second.weight":{"dtype":"F32","shape":[16,16]"#));
+    assert!(of_run("model.pt").starts_with(b"PK"));
+    assert!(of_run("model.onnx").len() > of_run("model.safetensors").len());
     // All rows of the file that the run was trained on.
     let all = json(folder.path(), "eval run --data flowers.csv --json");
     assert_eq!(
@@ -148,6 +158,11 @@ fn files_that_do_not_fit_the_model_are_refused_and_lose_nothing() {
     let kept = fs::read_to_string(folder.path().join("classes.csv")).expect("a file");
     assert_eq!(kept, "precious\n");
     refused("predict run none.csv", &["none.csv: no such file"]);
+    refused(
+        "export run --format transformers",
+        &["is for language models"],
+    );
+    refused("export run --output none/model", &["none/model"]);
     write("other.csv", "width,length,kind\n1,2,rose\n");
     refused(
         "eval run --data other.csv",

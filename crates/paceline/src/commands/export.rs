@@ -1,0 +1,29 @@
+//! `paceline export`: a trained model for other programs.
+
+use std::io::{self, Write};
+
+use paceline_cli::exit::{Exit, Failure};
+use paceline_cli::flags::finish;
+use paceline_gpu::words;
+use paceline_train::export;
+
+use super::failed;
+use super::train::{run_or_newest, settings_of};
+use crate::cli::ExportArgs;
+
+/// Writes the model, and prints where it is.
+///
+/// *Errors*: no such run, or one without a checkpoint; a model that the format does not have; a file that cannot be written.
+pub(crate) fn run(args: &ExportArgs) -> Result<Exit, Failure> {
+    let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
+    let exported = export(&run, args.format, args.output.as_deref());
+    let exported = exported.map_err(|error| failed(None, &error))?;
+    finish(writeln!(
+        io::stdout(),
+        "{}: {} of {} in {}",
+        exported.path.display(),
+        words::count(exported.tensors, "tensor"),
+        exported.checkpoint.display(),
+        words::count(exported.values, "value"),
+    ))
+}

@@ -1,0 +1,137 @@
+"""Compares the scores of exported models in PyTorch, Transformers and ONNX Runtime with those that Paceline computed."""
+
+import pathlib
+import sys
+
+import onnxruntime
+import torch
+import torchvision
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+
+class Mlp(nn.Module):
+    """The network for tables."""
+
+    def __init__(self, inputs, hidden, classes):
+        super().__init__()
+        self.first = nn.Linear(inputs, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.second = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        return self.output(F.relu(self.second(x)))
+
+
+class Conv(nn.Module):
+    """The small network for images."""
+
+    def __init__(self, channels, first, second, hidden, classes):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, first, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(first)
+        self.conv2 = nn.Conv2d(first, second, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(second)
+        self.hidden = nn.Linear(16 * second, hidden)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        x = F.relu(self.norm1(self.conv1(x)))
+        x = F.relu(self.norm2(self.conv2(x)))
+        x = F.adaptive_avg_pool2d(x, 4).flatten(1)
+        return self.output(F.relu(self.hidden(x)))
+
+
+class Block(nn.Module):
+    """A block of ResNet-20."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential()
+        if inputs != outputs:
+            self.downsample.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.downsample(x))
+
+
+class ResNet20(nn.Module):
+    """A residual network for images of 32 x 32 pixels."""
+
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        for stage, (inputs, outputs) in enumerate([(16, 16), (16, 32), (32, 64)], 1):
+            blocks = [Block(inputs, outputs, 1 if stage == 1 else 2)]
+            blocks += [Block(outputs, outputs, 1) for _ in range(2)]
+            setattr(self, f"layer{stage}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+class Gpt2(nn.Module):
+    """Hugging Face's GPT-2, from the folder of `--format transformers`."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+
+    def load_state_dict(self, state):
+        found = self.model.transformer.state_dict()
+        assert found.keys() == state.keys(), found.keys() ^ state.keys()
+        assert all(torch.equal(found[name], state[name]) for name in state)
+
+    def forward(self, x):
+        return self.model(x).logits
+
+
+MODELS = {
+    "mlp": lambda _: Mlp(6, 16, 5),
+    "conv": lambda _: Conv(3, 4, 8, 16, 5),
+    "resnet20": lambda _: ResNet20(3, 5),
+    "resnet18": lambda _: torchvision.models.resnet18(num_classes=5),
+    "resnet50": lambda _: torchvision.models.resnet50(num_classes=5),
+    "gpt": lambda folder: Gpt2(folder / "transformers"),
+}
+SIDES = {"conv": (9, 10), "resnet20": (16, 17), "resnet18": (64, 65), "resnet50": (64, 65)}
+
+
+def check(folder):
+    name = folder.name
+    case = load_file(folder / "case.safetensors")
+    x, expected = case["input"], case["logits"]
+    if name in SIDES:
+        x = x.reshape(-1, 3, *SIDES[name])
+    net = MODELS[name](folder)
+    states = [load_file(folder / "model.safetensors"), torch.load(folder / "model.pt", weights_only=True)]
+    scores = {}
+    for form, state in zip(["safetensors", "torch"], states):
+        net.load_state_dict(state)
+        net.eval()
+        with torch.no_grad():
+            scores[form] = net(x)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    scores["onnx"] = torch.from_numpy(found)
+    size = expected.abs().max()
+    off = {form: float((found - expected).abs().max() / size) for form, found in scores.items()}
+    print(name, off, flush=True)
+    assert all(error < 1e-5 for error in off.values()), name
+
+
+for folder in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    check(folder)

@@ -1,0 +1,356 @@
+//! The built-in models as graphs of ONNX. Which layers there are follows from the names and shapes of the tensors.
+
+use std::collections::HashMap;
+
+use burn::tensor::TensorData;
+use paceline_nn::gpt::GptConfig;
+
+use super::onnx::{Attribute, Dim, Graph, Type, Value};
+use crate::data::Features;
+use crate::model::POOLED_SIDE;
+
+/// Added to variances by all norms.
+pub(super) const EPSILON: f32 = 1e-5;
+
+/// A score that softmax turns into 0.
+const MASKED: f32 = f32::MIN;
+
+/// Tensors by PyTorch's names.
+type Tensors = [(String, TensorData)];
+
+/// Class scores from samples.
+pub(super) fn classifier(tensors: &Tensors, features: Features) -> Graph {
+    let mut net = Layers::new(tensors);
+    let batch = Dim::Named("batch");
+    let shape = match features {
+        Features::Image {
+            height,
+            width,
+            channels,
+        } => vec![
+            batch.clone(),
+            Dim::Known(channels),
+            Dim::Known(height),
+            Dim::Known(width),
+        ],
+        Features::Flat { count } => vec![batch.clone(), Dim::Known(count)],
+    };
+    let input = net.graph.input("input", Type::Float, &shape);
+    let (scores, classes) = match features {
+        Features::Image { .. } if net.has("fc.weight") => {
+            (net.residual(&input), net.len("fc.bias"))
+        }
+        Features::Image { height, width, .. } => {
+            (net.small(&input, [height, width]), net.len("output.bias"))
+        }
+        Features::Flat { .. } => (net.perceptron(&input), net.len("output.bias")),
+    };
+    net.graph
+        .output(&scores, "logits", &[batch, Dim::Known(classes)]);
+    net.graph
+}
+
+/// Scores of the token that follows each one.
+pub(super) fn gpt(tensors: &Tensors, config: &GptConfig) -> Graph {
+    let mut net = Layers::new(tensors);
+    let tokens = [Dim::Named("batch"), Dim::Named("sequence")];
+    let input = net.graph.input("input_ids", Type::Int64, &tokens);
+    let scores = net.gpt(&input, config);
+    let [batch, sequence] = tokens;
+    net.graph.output(
+        &scores,
+        "logits",
+        &[batch, sequence, Dim::Known(config.vocabulary)],
+    );
+    net.graph
+}
+
+struct Layers<'a> {
+    graph: Graph,
+    tensors: HashMap<&'a str, &'a TensorData>,
+}
+
+impl<'a> Layers<'a> {
+    fn new(tensors: &'a Tensors) -> Self {
+        let tensors = tensors.iter().map(|(name, data)| (&**name, data));
+        Self {
+            graph: Graph::default(),
+            tensors: tensors.collect(),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The first length of a tensor.
+    fn len(&self, name: &str) -> usize {
+        self.tensors[name].shape()[0]
+    }
+
+    fn weight(&mut self, name: &str) -> Value {
+        self.graph.weight(name, self.tensors[name])
+    }
+
+    fn relu(&mut self, x: &Value) -> Value {
+        self.graph.node("Relu", &[x], &[])
+    }
+
+    fn add(&mut self, x: &Value, y: &Value) -> Value {
+        self.graph.node("Add", &[x, y], &[])
+    }
+
+    fn matmul(&mut self, x: &Value, y: &Value) -> Value {
+        self.graph.node("MatMul", &[x, y], &[])
+    }
+
+    /// A convolution that keeps the size, divided by the stride.
+    fn conv(&mut self, x: &Value, name: &str, stride: i64) -> Value {
+        let weight = format!("{name}.weight");
+        let side = self.tensors[&*weight].shape()[3] as i64;
+        let weight = self.weight(&weight);
+        let attributes = [
+            ("pads", Attribute::Ints(&[side / 2; 4])),
+            ("strides", Attribute::Ints(&[stride; 2])),
+        ];
+        self.graph.node("Conv", &[x, &weight], &attributes)
+    }
+
+    fn batch_norm(&mut self, x: &Value, name: &str) -> Value {
+        let [weight, bias, mean, var] = ["weight", "bias", "running_mean", "running_var"]
+            .map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        let epsilon = [("epsilon", Attribute::Float(EPSILON))];
+        self.graph.node(
+            "BatchNormalization",
+            &[x, &weight, &bias, &mean, &var],
+            &epsilon,
+        )
+    }
+
+    fn layer_norm(&mut self, x: &Value, name: &str) -> Value {
+        let [weight, bias] =
+            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        let epsilon = [("epsilon", Attribute::Float(EPSILON))];
+        self.graph
+            .node("LayerNormalization", &[x, &weight, &bias], &epsilon)
+    }
+
+    /// A layer with the weight `[out, in]`.
+    fn linear(&mut self, x: &Value, name: &str) -> Value {
+        let [weight, bias] =
+            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        self.graph.node(
+            "Gemm",
+            &[x, &weight, &bias],
+            &[("transB", Attribute::Int(1))],
+        )
+    }
+
+    /// A layer of GPT-2, with the weight `[in, out]`.
+    fn projection(&mut self, x: &Value, name: &str) -> Value {
+        let [weight, bias] =
+            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        let x = self.matmul(x, &weight);
+        self.add(&x, &bias)
+    }
+
+    /// The two last layers of the small networks, without dropout.
+    fn hidden(&mut self, x: &Value, hidden: &str) -> Value {
+        let x = self.linear(x, hidden);
+        let x = self.relu(&x);
+        self.linear(&x, "output")
+    }
+
+    fn perceptron(&mut self, input: &Value) -> Value {
+        let x = self.linear(input, "first");
+        let x = self.batch_norm(&x, "norm");
+        let x = self.relu(&x);
+        self.hidden(&x, "second")
+    }
+
+    fn small(&mut self, input: &Value, [height, width]: [usize; 2]) -> Value {
+        let mut x = input.clone();
+        for layer in ["1", "2"] {
+            x = self.conv(&x, &format!("conv{layer}"), 1);
+            x = self.batch_norm(&x, &format!("norm{layer}"));
+            x = self.relu(&x);
+        }
+        // ONNX has no adaptive pooling, but means of rows and columns are products.
+        let rows = self.graph.floats(&[POOLED_SIDE, height], &means(height));
+        x = self.matmul(&rows, &x);
+        let columns = self.graph.floats(&[POOLED_SIDE, width], &means(width));
+        let columns = self.graph.node("Transpose", &[&columns], &[]);
+        x = self.matmul(&x, &columns);
+        x = self.graph.node("Flatten", &[&x], &[]);
+        self.hidden(&x, "hidden")
+    }
+
+    fn residual(&mut self, input: &Value) -> Value {
+        let is_large = self.tensors["conv1.weight"].shape()[3] == 7;
+        let x = self.conv(input, "conv1", if is_large { 2 } else { 1 });
+        let x = self.batch_norm(&x, "bn1");
+        let mut x = self.relu(&x);
+        if is_large {
+            let attributes = [
+                ("kernel_shape", Attribute::Ints(&[3; 2])),
+                ("pads", Attribute::Ints(&[1; 4])),
+                ("strides", Attribute::Ints(&[2; 2])),
+            ];
+            x = self.graph.node("MaxPool", &[&x], &attributes);
+        }
+        for stage in 1.. {
+            for index in 0.. {
+                let block = format!("layer{stage}.{index}");
+                if !self.has(&format!("{block}.conv1.weight")) {
+                    break;
+                }
+                let stride = if stage > 1 && index == 0 { 2 } else { 1 };
+                x = self.block(&x, &block, stride);
+            }
+            if !self.has(&format!("layer{stage}.0.conv1.weight")) {
+                break;
+            }
+        }
+        let x = self.graph.node("GlobalAveragePool", &[&x], &[]);
+        let x = self.graph.node("Flatten", &[&x], &[]);
+        self.linear(&x, "fc")
+    }
+
+    /// A residual block, whose last convolution but one has the stride.
+    fn block(&mut self, input: &Value, block: &str, stride: i64) -> Value {
+        let layers = if self.has(&format!("{block}.conv3.weight")) {
+            3
+        } else {
+            2
+        };
+        let mut x = input.clone();
+        for layer in 1..=layers {
+            let stride = if layer == layers - 1 { stride } else { 1 };
+            x = self.conv(&x, &format!("{block}.conv{layer}"), stride);
+            x = self.batch_norm(&x, &format!("{block}.bn{layer}"));
+            if layer < layers {
+                x = self.relu(&x);
+            }
+        }
+        let mut shortcut = input.clone();
+        let downsample = format!("{block}.downsample");
+        if self.has(&format!("{downsample}.0.weight")) {
+            shortcut = self.conv(input, &format!("{downsample}.0"), stride);
+        }
+        if self.has(&format!("{downsample}.1.weight")) {
+            shortcut = self.batch_norm(&shortcut, &format!("{downsample}.1"));
+        }
+        x = self.add(&x, &shortcut);
+        self.relu(&x)
+    }
+
+    fn gpt(&mut self, tokens: &Value, config: &GptConfig) -> Value {
+        let [zero, one, two] = [0, 1, 2].map(|number| self.graph.ints(&[number]));
+        let shape = self.graph.node("Shape", &[tokens], &[]);
+        let length = self.graph.node("Slice", &[&shape, &one, &two], &[]);
+        let embeddings = self.weight("wte.weight");
+        let x = self.graph.node("Gather", &[&embeddings, tokens], &[]);
+        let positions = self.weight("wpe.weight");
+        let positions = self
+            .graph
+            .node("Slice", &[&positions, &zero, &length, &zero], &[]);
+        let mut x = self.add(&x, &positions);
+        let later = |at: usize| {
+            if at % config.context > at / config.context {
+                MASKED
+            } else {
+                0.0
+            }
+        };
+        let mask: Vec<f32> = (0..config.context * config.context).map(later).collect();
+        let mask = self.graph.floats(&[config.context; 2], &mask);
+        let starts = self.graph.ints(&[0, 0]);
+        let ends = self.graph.node(
+            "Concat",
+            &[&length, &length],
+            &[("axis", Attribute::Int(0))],
+        );
+        let mask = self.graph.node("Slice", &[&mask, &starts, &ends], &[]);
+        for block in 0..config.layers {
+            let name = |layer: &str| format!("h.{block}.{layer}");
+            let y = self.layer_norm(&x, &name("ln_1"));
+            let y = self.projection(&y, &name("attn.c_attn"));
+            let y = self.attention(&y, &mask, config);
+            let y = self.projection(&y, &name("attn.c_proj"));
+            x = self.add(&x, &y);
+            let y = self.layer_norm(&x, &name("ln_2"));
+            let y = self.projection(&y, &name("mlp.c_fc"));
+            let y = self
+                .graph
+                .node("Gelu", &[&y], &[("approximate", Attribute::Text("none"))]);
+            let y = self.projection(&y, &name("mlp.c_proj"));
+            x = self.add(&x, &y);
+        }
+        x = self.layer_norm(&x, "ln_f");
+        let embeddings = self.graph.node("Transpose", &[&embeddings], &[]);
+        self.matmul(&x, &embeddings)
+    }
+
+    /// *Shape*: `[batch, sequence, 3 width]`, queries, keys and values, to `[batch, sequence, width]`.
+    fn attention(&mut self, x: &Value, mask: &Value, config: &GptConfig) -> Value {
+        let width = config.width / config.heads;
+        // 0 keeps a length.
+        let apart = self.graph.ints(&[0, 0, config.heads as i64, width as i64]);
+        let together = self.graph.ints(&[0, 0, config.width as i64]);
+        // Not one `Split`, which has several outputs.
+        let mut part = |index: usize, order: &[i64]| {
+            let [start, end] =
+                [index, index + 1].map(|at| self.graph.ints(&[(at * config.width) as i64]));
+            let axis = self.graph.ints(&[2]);
+            let part = self.graph.node("Slice", &[x, &start, &end, &axis], &[]);
+            let part = self.graph.node("Reshape", &[&part, &apart], &[]);
+            self.graph
+                .node("Transpose", &[&part], &[("perm", Attribute::Ints(order))])
+        };
+        let (query, key, value) = (
+            part(0, &[0, 2, 1, 3]),
+            part(1, &[0, 2, 3, 1]),
+            part(2, &[0, 2, 1, 3]),
+        );
+        let scale = self.graph.floats(&[], &[1.0 / (width as f32).sqrt()]);
+        let scores = self.matmul(&query, &key);
+        let scores = self.graph.node("Mul", &[&scores, &scale], &[]);
+        let scores = self.add(&scores, mask);
+        let shares = self
+            .graph
+            .node("Softmax", &[&scores], &[("axis", Attribute::Int(-1))]);
+        let y = self.matmul(&shares, &value);
+        let y = self.graph.node(
+            "Transpose",
+            &[&y],
+            &[("perm", Attribute::Ints(&[0, 2, 1, 3]))],
+        );
+        self.graph.node("Reshape", &[&y, &together], &[])
+    }
+}
+
+/// The matrix that takes so many values to the means over equal parts, which overlap if they must, as adaptive pooling has them.
+fn means(len: usize) -> Vec<f32> {
+    let mut matrix = vec![0.0; POOLED_SIDE * len];
+    for (part, row) in matrix.chunks_mut(len).enumerate() {
+        let of = part * len / POOLED_SIDE..((part + 1) * len).div_ceil(POOLED_SIDE);
+        let share = 1.0 / of.len() as f32;
+        row[of].fill(share);
+    }
+    matrix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_adaptive_pooling_overlap_where_they_must() {
+        let five = means(5);
+        let row = |part: usize| &five[part * 5..(part + 1) * 5];
+        assert_eq!(row(0), [0.5, 0.5, 0.0, 0.0, 0.0]);
+        assert_eq!(row(1), [0.0, 0.5, 0.5, 0.0, 0.0]);
+        assert_eq!(row(3), [0.0, 0.0, 0.0, 0.5, 0.5]);
+        assert_eq!(means(8)[..8], [0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    }
+}
