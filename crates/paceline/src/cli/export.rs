@@ -30,7 +30,8 @@ Formats:
 
 Examples:
   paceline export
-  paceline export runs/flowers --format onnx --output flowers.onnx";
+  paceline export runs/flowers --format onnx --output flowers.onnx
+  paceline export runs/shakespeare --format transformers --output shakespeare";
 
 pub(super) fn command() -> clap::Command {
     clap::Command::new("export")

@@ -20,10 +20,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Exit, Failure> {
     let exported = exported.map_err(|error| failed(None, &error))?;
     finish(writeln!(
         io::stdout(),
-        "{}: {} of {} in {}",
+        "{}: {}, {}, from {}",
         exported.path.display(),
         words::count(exported.tensors, "tensor"),
-        exported.checkpoint.display(),
         words::count(exported.values, "value"),
+        exported.checkpoint.display(),
     ))
 }

@@ -122,7 +122,7 @@ fn words_are_classes_and_new_rows_are_told_apart_by_them() {
     for format in ["safetensors", "torch", "onnx"] {
         let ended = paceline(folder.path(), &format!("export run --format {format}"));
         ended.check(0, &[]);
-        assert!(ended.out.contains("10 tensors of run/"), "{}", ended.out);
+        assert!(ended.out.contains("10 tensors, "), "{}", ended.out);
     }
     let of_run = |name: &str| fs::read(folder.path().join("run").join(name)).expect("a file");
     let header = String::from_utf8_lossy(&of_run("model.safetensors")).into_owned();
