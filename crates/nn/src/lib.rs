@@ -9,7 +9,8 @@
 //!   (a `batch_norm` in training, of inputs with more dimensions than batch and features). [`batch_norm_relu`] and
 //!   [`batch_norm_add_relu`] save passes over memory.
 //! - [`attention`]: of several heads, without a tensor of all weights.
-//! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory.
+//! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory; [`MuonConfig`]: Burn's Muon, with the same
+//!   bits on any machine.
 //! - [`gpt`]: a language model made of blocks; [`resnet`]: networks for images.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
@@ -25,6 +26,7 @@ pub mod gpt;
 mod in_f32;
 mod linear;
 mod loss;
+mod muon;
 mod norm;
 mod params;
 mod pass;
@@ -46,6 +48,7 @@ pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
 pub use linear::{WeightGradients, last_linear, linear, product, scores};
 pub use loss::cross_entropy;
+pub use muon::{Muon, MuonConfig};
 pub use norm::{batch_norm, batch_norm_add_relu, batch_norm_relu, layer_norm};
 pub use paceline_kernels::{Isa, IsaError, Kernels};
 pub use params::{MapParams, map_params};

@@ -5,6 +5,7 @@ mod blocks;
 mod checkpoint;
 mod layers;
 mod linear;
+mod muon;
 mod supply;
 mod support;
 mod tape;
