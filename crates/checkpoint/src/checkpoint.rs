@@ -34,6 +34,7 @@ pub struct Checkpoint<'a, M> {
     schedule: Option<&'a ModuleLrScheduler>,
     sampler: Option<SamplerState>,
     value: Result<Value, String>,
+    is_best: bool,
 }
 
 impl<'a, M: Module> Checkpoint<'a, M> {
@@ -45,6 +46,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             schedule: None,
             sampler: None,
             value: Ok(Value::Null),
+            is_best: false,
         }
     }
 
@@ -66,6 +68,14 @@ impl<'a, M: Module> Checkpoint<'a, M> {
     #[must_use]
     pub fn value(mut self, value: &impl Serialize) -> Self {
         self.value = serde_json::to_value(value).map_err(|error| error.to_string());
+        self
+    }
+
+    /// Says whether it is better than all before it. The best one in the folder is kept besides the newest ones, and
+    /// [`SavedModel::best`](crate::SavedModel::best) reads it.
+    #[must_use]
+    pub fn best(mut self, is_best: bool) -> Self {
+        self.is_best = is_best;
         self
     }
 
@@ -219,6 +229,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             sampler: self.sampler,
             parameters: paths.map(|(id, path)| (path, id)).collect(),
             value: self.value.clone()?,
+            is_best: self.is_best,
             ..State::default()
         })
     }

@@ -39,6 +39,9 @@ pub(crate) struct State {
     #[serde(default)]
     pub(crate) parameters: BTreeMap<String, u64>,
     pub(crate) weights_sha256: String,
+    /// Whether it is better than all that were saved before it.
+    #[serde(default, rename = "best", skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_best: bool,
     pub(crate) files: BTreeMap<String, String>,
     /// Version 1 has the program's values here instead of in `value`.
     #[serde(flatten, skip_serializing)]
@@ -133,6 +136,12 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
         schedule: schedule.transpose()?.map(Bytes::from_bytes_vec),
         state,
     })
+}
+
+/// Whether the checkpoint in `folder` was the best when it was saved.
+pub(crate) fn is_best(folder: &Path) -> bool {
+    let state = read_file(folder, STATE).and_then(|state| decode(&state));
+    state.is_ok_and(|state| state.is_best)
 }
 
 fn decode(state: &[u8]) -> Result<State, String> {

@@ -22,6 +22,7 @@
 //!   "sampler": { "epoch": 15, "consumed": 0, ... },   position in the data, on any number of ranks
 //!   "value": ...,                                     the program's own
 //!   "parameters": { "hidden.weight": 1234, ... },     the ids that optimizer.burnpack uses, by path
+//!   "best": true,                                     absent unless it was better than all before it
 //!   "weights_sha256": "...",                          see `paceline_ddp::weights::sha256`
 //!   "files": { "model.safetensors": "SHA-256", ... }
 //! }
@@ -67,3 +68,4 @@ pub use lock::{FolderLock, LockError};
 pub use optimizer::{LoadOptimizer, OptimizerRef};
 pub use remote::Remote;
 pub use saved::{Origin, Saved, SavedModel};
+pub use tensors::read_safetensors;

@@ -402,20 +402,46 @@ impl SavedModel {
     ///
     /// *Errors*: `NoneValid` if all are damaged or cannot be read.
     pub fn newest(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let newest = folder::newest_by(&[folder], u64::MAX, |path| {
-            let contents = files::read(path)?;
-            let weights = contents.weights.into_iter().map(|tensor| {
-                let data = tensor.read();
-                let data = data.map_err(|error| format!("{}: {error}", tensor.name))?;
-                Ok((tensor.name, data))
-            });
-            Ok(Self {
-                weights: weights.collect::<Result<_, String>>()?,
-                metadata: contents.metadata,
-                path: path.to_path_buf(),
-            })
-        })?;
+        let newest = folder::newest_by(&[folder], u64::MAX, Self::read)?;
         Ok(newest.map(|newest| newest.contents))
+    }
+
+    /// Reads the [best](Checkpoint::best) checkpoint in `folder`; `None` if there is none, or if none was ever called the best.
+    ///
+    /// *Errors*: `NoneValid` if it is damaged or cannot be read.
+    pub fn best(folder: &Path) -> Result<Option<Self>, CheckpointError> {
+        let mut tried = None;
+        loop {
+            let best = folder::best(folder);
+            let Some(path) = best.as_deref() else {
+                return Ok(None);
+            };
+            match Self::read(path) {
+                Ok(saved) => return Ok(Some(saved)),
+                // A job that writes there may have replaced it by a better one meanwhile.
+                Err(_) if best != tried => tried = best,
+                Err(reason) => {
+                    return Err(CheckpointError::NoneValid {
+                        path: folder.to_path_buf(),
+                        reasons: vec![format!("{}: {reason}", path.display())],
+                    });
+                }
+            }
+        }
+    }
+
+    fn read(path: &Path) -> Result<Self, String> {
+        let contents = files::read(path)?;
+        let weights = contents.weights.into_iter().map(|tensor| {
+            let data = tensor.read();
+            let data = data.map_err(|error| format!("{}: {error}", tensor.name))?;
+            Ok((tensor.name, data))
+        });
+        Ok(Self {
+            weights: weights.collect::<Result<_, String>>()?,
+            metadata: contents.metadata,
+            path: path.to_path_buf(),
+        })
     }
 
     /// The saved metadata.

@@ -116,6 +116,22 @@ impl Stored {
     }
 }
 
+/// The tensors of a safetensors file, in the order of their names.
+///
+/// *Memory*: that of the file.
+///
+/// *Errors*: the system's, and a file that is not whole, in words.
+pub fn read_safetensors(path: &Path) -> Result<Vec<(String, TensorData)>, String> {
+    let (mut stored, _) = open(path)?;
+    stored.sort_by(|one, other| one.name.cmp(&other.name));
+    let read = stored.into_iter().map(|tensor| {
+        let data = tensor.read();
+        let data = data.map_err(|error| format!("{}: {error}", tensor.name))?;
+        Ok((tensor.name, data))
+    });
+    read.collect()
+}
+
 type Header = (Vec<Stored>, BTreeMap<String, String>);
 
 /// The tensors of a file, by path, and its metadata.

@@ -7,6 +7,7 @@ use paceline_ddp::sampler::{BatchLayout, Padding, SamplerState};
 
 use super::*;
 use crate::checkpoint::write_tensors;
+use crate::saved::SavedModel;
 use crate::tensors::Stored;
 
 /// What a test saves.
@@ -229,6 +230,37 @@ fn old_checkpoints_and_leftovers_of_interrupted_writes_go() {
     assert_eq!(names.len(), 2, "{names:?}");
     assert!(names.contains(&"step-0000000003".into()));
     assert!(names.contains(&"step-0000000004".into()));
+}
+
+#[test]
+fn the_best_checkpoint_is_kept_besides_the_newest_until_there_is_a_better_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let save = |step, is_best| {
+        let mut parts = contents(step);
+        parts.state.is_best = is_best;
+        save(folder.path(), 2, parts).expect("saved");
+        let steps = list(folder.path());
+        steps
+            .iter()
+            .filter_map(|path| step_of(path))
+            .collect::<Vec<_>>()
+    };
+    let best = || best(folder.path()).as_deref().and_then(step_of);
+    assert_eq!(save(1, false), [1]);
+    assert_eq!(best(), None);
+    assert_eq!(save(2, true), [1, 2]);
+    assert_eq!(save(3, false), [2, 3]);
+    assert_eq!(save(4, false), [2, 3, 4]);
+    assert_eq!(save(5, true), [4, 5]);
+    assert_eq!(save(6, true), [5, 6]);
+    assert_eq!(best(), Some(6));
+    // The job goes back, and what was the best before is so again.
+    remove_after(folder.path(), 5);
+    assert_eq!(best(), Some(5));
+    let read = SavedModel::best(folder.path()).expect("readable");
+    assert!(read.expect("one").path().ends_with("step-0000000005"));
+    fs::remove_file(folder.path().join("step-0000000005/model.safetensors")).expect("torn");
+    SavedModel::best(folder.path()).expect_err("the best is damaged");
 }
 
 #[test]
