@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, hash_map};
 use std::ops::Range;
 
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{
     Bool, Bytes, DType, Device, Element, Int, Shape, Tensor, TensorData, Transaction,
@@ -49,8 +49,10 @@ impl Entry {
 /// Lists a module's tensors in registration order, each id once.
 pub(crate) fn inventory<M: Module>(model: &M) -> Vec<Entry> {
     let buffers = buffer_ids(model);
+    let mut still = Still::default();
+    model.visit(&mut still);
     let found = walk(model, |path, id, role, tensor| {
-        let role = if buffers.contains(&id) {
+        let role = if buffers.contains(&id) && !still.has(path) {
             Role::Buffer
         } else {
             role
@@ -479,6 +481,36 @@ pub(crate) fn is_host(device: &Device) -> bool {
         device.clone().inner().as_dispatch(),
         DispatchDevice::Flex(_)
     )
+}
+
+/// Paths of norms that do not train, and so leave their running statistics as they are: a mean of equal values could differ in its last bit.
+#[derive(Default)]
+struct Still {
+    path: Vec<String>,
+    norms: HashSet<String>,
+}
+
+impl Still {
+    fn has(&self, path: &str) -> bool {
+        let norm = path.rsplit_once('.').map_or("", |(norm, _)| norm);
+        self.norms.contains(norm)
+    }
+}
+
+impl ModuleVisitor for Still {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        if let (false, [norm @ .., _]) = (flag.is_enabled(), &self.path[..]) {
+            self.norms.insert(norm.join("."));
+        }
+    }
 }
 
 /// Ids of the tensors that the forward pass writes.
