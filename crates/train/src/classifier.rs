@@ -13,7 +13,7 @@ use crate::data::{DataError, Features, Schema, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
-use crate::trained::{entry, misfit, newest};
+use crate::trained::{Which, entry, misfit};
 
 /// A trained classifier and what it knows of its data, on the CPU.
 pub struct Classifier {
@@ -35,11 +35,11 @@ pub struct Prediction {
 }
 
 impl Classifier {
-    /// Loads the newest whole checkpoint of the run in `run`.
+    /// Loads a checkpoint of the run in `run`.
     ///
     /// *Errors*: no checkpoint; one of a language model; a damaged one.
-    pub fn of_run(run: &Path) -> Result<Self, TrainError> {
-        let saved = newest(run)?;
+    pub fn of_run(run: &Path, which: Which) -> Result<Self, TrainError> {
+        let saved = which.of_run(run)?;
         if !saved.metadata().contains_key(FEATURES_ENTRY) {
             return Err(TrainError::usage(
                 format!("{} holds no classifier", run.display()),

@@ -102,6 +102,10 @@ impl TrainTask for Dataset {
         }
     }
 
+    fn classes(&self) -> &[String] {
+        &self.schema.classes
+    }
+
     fn evaluation_batch(&self) -> usize {
         match &self.values {
             Values::Memory(_) => EVALUATION_BATCH,
@@ -206,7 +210,8 @@ impl TrainTask for Dataset {
     }
 
     fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
-        Ok(self.scores(model, batch, compute).loss())
+        let scores = self.scores(model, batch, compute);
+        Ok(scores.smoothed_loss(compute.label_smoothing))
     }
 
     fn evaluate(
@@ -215,7 +220,10 @@ impl TrainTask for Dataset {
         batch: &Samples,
         compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        self.scores(model, batch, compute).sums()
+        let scores = self.scores(model, batch, compute);
+        let (right, best) = (scores.right.clone(), scores.best()?);
+        let sums = scores.sums_with(best.clone())?;
+        Ok(sums.with_confusion(&right, &best))
     }
 
     fn metrics(sums: &Sums) -> Vec<Metric> {
@@ -226,7 +234,9 @@ impl TrainTask for Dataset {
 impl Dataset {
     /// The scores of a batch.
     pub(crate) fn scores(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Scores {
-        let Compute { device, precision } = compute;
+        let Compute {
+            device, precision, ..
+        } = compute;
         let count = batch.labels.len();
         let values = TensorData::new(batch.values.clone(), [count, self.schema.features.count()]);
         let labels = TensorData::new(batch.labels.clone(), [count]);

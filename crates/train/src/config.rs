@@ -247,6 +247,36 @@ pub enum Strategy {
     Single,
 }
 
+/// The learning rate after the warm-up, by its names in PyTorch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LrSchedule {
+    /// It falls like half a cosine.
+    Cosine,
+    /// It falls like a straight line.
+    Linear,
+    /// It is multiplied by a factor every few epochs.
+    Step,
+    /// It rises and falls like a cosine.
+    OneCycle,
+    /// It stays.
+    Constant,
+}
+
+/// The built-in optimizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay.
+    AdamW,
+    /// Stochastic gradient descent, with momentum or without.
+    Sgd,
+    /// The sign of a momentum.
+    Lion,
+    /// Orthogonal updates of matrices, and AdamW for other parameters.
+    Muon,
+}
+
 /// Whether something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

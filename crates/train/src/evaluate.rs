@@ -30,11 +30,7 @@ pub(crate) fn evaluate<T: TrainTask>(
     let device = device.clone().inner();
     let one_batch = |net: &T::Model, indices: &Range<usize>| {
         let batch = task.batch(Part::HeldOut, None, indices.clone())?;
-        let compute = Compute {
-            device: &device,
-            precision,
-        };
-        task.evaluate(net, &batch, compute)
+        task.evaluate(net, &batch, Compute::new(&device, precision))
     };
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
@@ -81,12 +77,15 @@ fn total(all: &[u8]) -> Sums {
     decode(all).into_iter().fold(Sums::default(), Sums::add)
 }
 
-/// Encodes sums as bytes: exact, unlike text. Each has its loss, its count, the number of its states, and these.
+/// Encodes sums as bytes: exact, unlike text. Each has its loss, its count, the numbers of its states and of the pairs of classes, and these.
 fn encode(sums: &[Sums]) -> Vec<u8> {
     let words = sums.iter().flat_map(|sums| {
-        let head = [sums.loss.to_bits(), sums.count, sums.states.len() as u64];
+        let [states, pairs] = [sums.states.len(), sums.confusion.len()].map(|len| len as u64);
+        let head = [sums.loss.to_bits(), sums.count, states, pairs];
         let states = sums.states.iter().map(|state| state.to_bits());
-        head.into_iter().chain(states)
+        let pairs = sums.confusion.iter();
+        let pairs = pairs.flat_map(|(pair, count)| [pair[0].into(), pair[1].into(), *count]);
+        head.into_iter().chain(states).chain(pairs)
     });
     words.flat_map(u64::to_le_bytes).collect()
 }
@@ -95,16 +94,26 @@ fn decode(bytes: &[u8]) -> Vec<Sums> {
     let (words, _) = bytes.as_chunks::<8>();
     let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
     let next = || {
-        let (loss, count, states) = (words.next()?, words.next()?, words.next()?);
+        let [loss, count, states, pairs] = next_of(&mut words)?;
+        let states = words.by_ref().take(states as usize);
+        let states = states.map(f64::from_bits).collect();
+        let pairs = (0..pairs).map_while(|_| {
+            let [of, taken_for, count] = next_of(&mut words)?;
+            Some(([of as u32, taken_for as u32], count))
+        });
         Some(Sums {
             loss: f64::from_bits(loss),
             count,
-            states: (words.by_ref().take(states as usize))
-                .map(f64::from_bits)
-                .collect(),
+            states,
+            confusion: pairs.collect(),
         })
     };
     std::iter::from_fn(next).collect()
+}
+
+fn next_of<const N: usize>(words: &mut impl Iterator<Item = u64>) -> Option<[u64; N]> {
+    let next: Vec<u64> = words.take(N).collect();
+    next.try_into().ok()
 }
 
 #[cfg(test)]
@@ -118,6 +127,7 @@ mod tests {
                 loss: 0.1 + 0.2,
                 count: u64::MAX,
                 states: vec![3.0, -0.0],
+                confusion: [([0, 2], 5), ([2, 2], u64::MAX)].into(),
             },
             Sums::default(),
             Sums::default().with(f64::MIN_POSITIVE),

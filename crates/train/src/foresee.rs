@@ -4,9 +4,11 @@ use crate::config::{Strategy, Task, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
+use crate::records::{HELD_OUT_LOSS, HeldOut};
 use crate::report::plural;
 use crate::setup::sharded_batches;
-use crate::task::{Part, TrainTask};
+use crate::task::{Part, Sums, TrainTask};
+use crate::trainer::monitored;
 
 /// What is known of a job before its ranks start.
 #[derive(Clone, Debug)]
@@ -24,6 +26,32 @@ pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => foresee_task::<Dataset>(config),
         Task::Lm => foresee_task::<Text>(config),
+    }
+}
+
+/// Refuses to compare epochs by a figure that there is none of.
+fn check_monitor<T: TrainTask>(config: &TrainConfig, task: &T) -> Result<(), TrainError> {
+    let is_asked = config.monitor != HELD_OUT_LOSS;
+    if is_asked {
+        monitored(
+            &HeldOut::new(0.0, T::metrics(&Sums::default()))?,
+            &config.monitor,
+        )?;
+    }
+    let (key, value) = match config.patience {
+        Some(patience) => ("patience", patience.to_string()),
+        None if is_asked => ("monitor", config.monitor.clone()),
+        None => return Ok(()),
+    };
+    match task.len(Part::HeldOut) {
+        0 => Err(TrainError::usage(
+            format!(
+                "`{key}` is {value}, but {} has no held-out data",
+                task.name()
+            ),
+            format!("hold some samples out to evaluate on, or omit --{key}"),
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -45,6 +73,7 @@ pub fn foresee_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, Trai
             },
         ));
     }
+    check_monitor(config, &task)?;
     let samples = task.len(Part::Train);
     let batches = sharded_batches(config, samples, None)?;
     let steps = batches.steps_per_epoch() * config.epochs as u64;

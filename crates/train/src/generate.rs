@@ -8,7 +8,7 @@ use paceline_nn::gpt::{Gpt, GptConfig};
 use crate::error::TrainError;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
 use crate::tokenizer::Tokenizer;
-use crate::trained::{entry, misfit, newest};
+use crate::trained::{Which, entry, misfit};
 
 /// How the next token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,11 +33,11 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the newest whole checkpoint of the run in `run`, onto the CPU.
+    /// Loads a checkpoint of the run in `run`, onto the CPU.
     ///
     /// *Errors*: no checkpoint; one of another task; a damaged one.
-    pub fn of_run(run: &Path) -> Result<Self, TrainError> {
-        let saved = newest(run)?;
+    pub fn of_run(run: &Path, which: Which) -> Result<Self, TrainError> {
+        let saved = which.of_run(run)?;
         let Some(tokenizer) = saved.metadata().get(TOKENIZER_ENTRY) else {
             return Err(TrainError::usage(
                 format!("{} holds no language model", run.display()),

@@ -15,6 +15,7 @@ use crate::config::TrainConfig;
 use crate::data::text::Documents;
 use crate::data::{DataProblem, VALUES_MAX};
 use crate::error::TrainError;
+use crate::init::begun;
 use crate::layout::{Cuts, Layout, Staged};
 use crate::plan::Shape;
 use crate::report::{plural, thousands};
@@ -384,11 +385,12 @@ impl<M: LanguageModel> Cuts<Text<M>> for GptCuts {
     fn model(
         &self,
         task: &Text<M>,
-        _: &TrainConfig,
+        config: &TrainConfig,
         device: &Device,
         layout: &Layout,
     ) -> Result<M, TrainError> {
-        Ok(M::of(task.gpt.init(device), layout.tensor_parallel())?)
+        let gpt = begun(config, layout, task.gpt.init(device))?;
+        Ok(M::of(gpt, layout.tensor_parallel())?)
     }
 
     fn shape(&self, task: &Text<M>, precision: Precision) -> Shape {

@@ -9,6 +9,7 @@ use paceline_split::tensor::{TensorParallel, TensorPlacement};
 
 use crate::config::{Switch, TrainConfig};
 use crate::error::TrainError;
+use crate::init::begun;
 use crate::plan::Shape;
 use crate::stages::Stages;
 use crate::task::TrainTask;
@@ -69,6 +70,16 @@ impl Layout {
         mesh.and_then(|mesh| mesh.get("dp")).unwrap_or(&self.world)
     }
 
+    /// Whether this is the first rank of the job.
+    pub(crate) fn is_first(&self) -> bool {
+        self.world.rank() == 0
+    }
+
+    /// Whether this rank joins others, in place of a lost one.
+    pub(crate) fn is_joining(&self) -> bool {
+        self.world.is_joining()
+    }
+
     /// The parts of the model's matrices, if they are cut.
     pub(crate) fn tensor_parallel(&self) -> Option<&TensorParallel> {
         self.tp.as_ref()
@@ -126,7 +137,7 @@ impl Layout {
 
 /// How the model of a task is cut over ranks. By default it is not: every rank has the whole.
 pub(crate) trait Cuts<T: TrainTask>: Sync {
-    /// A model with random weights, or what this rank has of it.
+    /// The model that a run begins with, or what this rank has of it.
     ///
     /// *Errors*: a layout that does not fit the model.
     fn model(
@@ -134,9 +145,9 @@ pub(crate) trait Cuts<T: TrainTask>: Sync {
         task: &T,
         config: &TrainConfig,
         device: &Device,
-        _: &Layout,
+        layout: &Layout,
     ) -> Result<T::Model, TrainError> {
-        task.model(config, device)
+        begun(config, layout, task.model(config, device)?)
     }
 
     /// What a plan needs to know of a model that is a list of equal layers.

@@ -6,6 +6,7 @@
 //!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
+mod classes;
 mod classifier;
 mod classify;
 pub mod config;
@@ -17,6 +18,7 @@ mod evaluate;
 mod export;
 mod foresee;
 mod generate;
+mod init;
 mod language;
 mod layout;
 pub mod model;
@@ -39,10 +41,11 @@ mod torch_names;
 mod trained;
 mod trainer;
 
+pub use classes::{ClassFigures, Confused, class_table, most_confused, printable};
 pub use classifier::{Classifier, Prediction};
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
-pub use eval::{ClassFigures, Confused, Evaluation, eval};
+pub use eval::{Evaluation, eval};
 pub use export::{Exported, Format, export};
 pub use foresee::{Foreseen, foresee, foresee_task};
 pub use generate::{GenerateOptions, Generator};
@@ -50,4 +53,5 @@ pub use page::{RUNS_MAX, page};
 pub use replay::{Replay, Replayed, replay};
 pub use setup::use_threads;
 pub use task::{Compute, Loss, Metric, Part, Sums, TrainTask, Unit};
+pub use trained::Which;
 pub use trainer::{End, train, train_task};

@@ -16,6 +16,7 @@ use self::chart::{Line, Scale, draw, escaped, number};
 use self::curve::Curve;
 use self::read::{End, Incident, Run};
 use self::words::Word;
+use crate::classes::ClassFigures;
 use crate::error::TrainError;
 use crate::report::{clock, thousands};
 
@@ -74,6 +75,7 @@ impl Page<'_> {
         html += &self.summary();
         html += &self.curves();
         for run in self.runs {
+            html += &self.classes(run);
             html += &self.ranks(run);
         }
         html += &self.incidents();
@@ -202,6 +204,48 @@ impl Page<'_> {
         format!(
             "<figure><figcaption>{}</figcaption>{svg}{note}</figure>\n",
             self.word(title)
+        )
+    }
+
+    /// The best epoch, and how well each class was predicted at the end.
+    fn classes(&self, run: &Run) -> String {
+        let best = run.end.as_ref().and_then(|end| end.best.as_ref());
+        let best = best.map_or(String::new(), |best| {
+            let text = self.word(words::BEST_EPOCH);
+            let text = text.replacen("{}", &thousands(best.epoch), 1);
+            let text = text.replacen("{}", &escaped(&best.monitor), 1);
+            let text = text.replacen("{}", &number(best.value), 1);
+            format!("<p>{text}{}</p>\n", self.of_run(run))
+        });
+        let classes = run.end.iter().flat_map(|end| &end.classes);
+        let percent = |share: Option<f64>| {
+            share.map_or("–".into(), |share| format!("{:.2} %", share * 100.0))
+        };
+        let row = |class: &ClassFigures| {
+            vec![
+                escaped(&class.name),
+                thousands(class.samples),
+                percent(class.precision),
+                percent(class.recall),
+                percent(class.f1),
+            ]
+        };
+        let rows: Vec<Vec<String>> = classes.map(row).collect();
+        if rows.is_empty() {
+            return best;
+        }
+        let head = [
+            words::CLASS,
+            words::SAMPLES,
+            words::PRECISION,
+            words::RECALL,
+            words::F1,
+        ];
+        format!(
+            "{best}<h2>{}{}</h2>\n{}",
+            self.word(words::CLASSES),
+            self.of_run(run),
+            table(&head.map(|word| self.word(word)), &rows)
         )
     }
 

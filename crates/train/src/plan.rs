@@ -26,9 +26,6 @@ pub(crate) use stages::MICRO_BATCHES_PER_STAGE;
 /// Bytes of a trained value.
 const VALUE_BYTES: f64 = 4.0;
 
-/// Optimizer state of AdamW, in values per trained value.
-const MOMENTS: f64 = 2.0;
-
 /// A connection between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Link {

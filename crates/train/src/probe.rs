@@ -154,6 +154,7 @@ fn measure<T: TrainTask>(
     device.seed(config.seed);
     let net = cuts.model(&task, config, &device, &layout)?;
     let parameters = parameters(&net);
+    let weights_bytes = (4 * (parameters[0] + layers * parameters[1])).max(1) as f64;
     let mut steps = Steps::new(config, (&task, cuts), &layout, (net, options), group)?;
     let batch = 0..dry.samples;
     let kept_bytes = match dry.waits {
@@ -168,6 +169,7 @@ fn measure<T: TrainTask>(
         recompute: dry.recompute,
         samples: dry.samples,
         parameters,
+        state: steps.optimizer.bytes()? / weights_bytes,
         forward: quietest.forward,
         backward: quietest.backward,
         optimizer: quietest.optimizer,
@@ -283,10 +285,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
         let mut peaks = [0.0; 3];
         self.ddp.step(net, |shard: &mut ShardStep<'_, T::Model>| {
             let device = shard.device().clone();
-            let compute = Compute {
-                device: &device,
-                precision,
-            };
+            let compute = Compute::new(&device, precision);
             let mut waiting = Vec::new();
             for bytes in &mut peaks {
                 waiting.push(task.loss(&shard.model()?, &batch, compute)?);
@@ -391,10 +390,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             shard.micro_batches(parts.len());
             for part in parts {
                 let device = shard.device().clone();
-                let compute = Compute {
-                    device: &device,
-                    precision,
-                };
+                let compute = Compute::new(&device, precision);
                 let Loss { mean, count } = task.loss(&shard.model()?, part, compute)?;
                 shard.backward(mean, count as f32)?;
             }

@@ -48,13 +48,25 @@ pub(crate) struct HeldOut {
     pub(crate) metrics: Vec<Metric>,
 }
 
+/// A figure of the held-out data, as a job is judged by it.
+#[derive(Clone, Debug)]
+pub(crate) struct Figure {
+    pub(crate) value: f64,
+    pub(crate) higher_is_better: bool,
+    /// For people.
+    pub(crate) text: String,
+}
+
+/// The key of the mean loss of the held-out data.
+pub(crate) const HELD_OUT_LOSS: &str = "held_out_loss";
+
 /// What the lines of an evaluation and of an epoch have besides the metrics.
 const TAKEN: [&str; 8] = [
     "kind",
     "step",
     "epoch",
     "train_loss",
-    "held_out_loss",
+    HELD_OUT_LOSS,
     "samples_per_second",
     "tokens_per_second",
     "skipped_steps",
@@ -76,9 +88,30 @@ impl HeldOut {
         }
     }
 
+    /// The figure with this key, if there is one.
+    pub(crate) fn figure(&self, key: &str) -> Option<Figure> {
+        if key == HELD_OUT_LOSS {
+            return Some(Figure {
+                value: self.loss,
+                higher_is_better: false,
+                text: self.loss_text(),
+            });
+        }
+        let metric = self.metrics.iter().find(|metric| metric.name == key)?;
+        Some(Figure {
+            value: metric.value,
+            higher_is_better: metric.higher_is_better,
+            text: metric.text.clone(),
+        })
+    }
+
+    fn loss_text(&self) -> String {
+        format!("held-out loss {:.4}", self.loss)
+    }
+
     /// Part of a line.
     pub(crate) fn render(&self) -> String {
-        let loss = format!("held-out loss {:.4}", self.loss);
+        let loss = self.loss_text();
         let metrics = self.metrics.iter().map(|metric| &*metric.text);
         let parts: Vec<&str> = [&*loss].into_iter().chain(metrics).collect();
         parts.join("   ")
@@ -89,7 +122,7 @@ impl Serialize for HeldOut {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let metrics = self.metrics.iter();
         let metrics = metrics.map(|metric| (metric.name, metric.value));
-        serializer.collect_map([("held_out_loss", self.loss)].into_iter().chain(metrics))
+        serializer.collect_map([(HELD_OUT_LOSS, self.loss)].into_iter().chain(metrics))
     }
 }
 

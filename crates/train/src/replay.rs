@@ -13,7 +13,7 @@ use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig, Zero};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
-use crate::layout::Layout;
+use crate::layout::{Cuts, Layout, Whole};
 use crate::optimizer::Optimizer;
 use crate::run_dir;
 use crate::schedule::Schedule;
@@ -76,15 +76,19 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
     let recorded = Recorded::read(&folder, from + 1..=last)?;
     require(&recorded, replay)?;
 
+    let config = &TrainConfig {
+        // A checkpoint has other weights by now.
+        init: config.init.clone().filter(|_| saved.is_none()),
+        ..config.clone()
+    };
     let device = open_devices(config, &group)?.remove(0);
     let task = T::open(config, Some(&group))?;
     let position = saved.as_ref().map(Saved::sampler).transpose()?;
     let batches = sharded_batches(config, task.len(Part::Train), position)?;
-    let steps = batches.steps_per_epoch() * config.epochs as u64;
-    let schedule = Schedule::new(config.lr, config.warmup, steps);
+    let schedule = Schedule::new(config, batches.steps_per_epoch());
     let layout = Layout::new(config, &group)?;
     device.seed(config.seed);
-    let net = task.model(config, &device)?;
+    let net = Whole.model(&task, config, &device, &layout)?;
     let options = DdpOptions {
         record: Some(NonZeroU64::MIN),
         stop_on_signal: false,
@@ -120,7 +124,7 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
         let rate = schedule.rate(ddp.next_step());
         let reduced = ddp.step(&net, |shard: &mut ShardStep<'_, T::Model>| {
             let micro = of_shard(&task, &plan, shard.shard(), config.accumulate)?;
-            run_shard(&task, config.precision, shard, &micro)
+            run_shard(&task, config, shard, &micro)
         })?;
         net = optimizer.step(rate, net, reduced.grads)?;
         replayed.step = ddp.next_step();

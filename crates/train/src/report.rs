@@ -7,6 +7,7 @@ use paceline_ddp::Precision;
 use paceline_usage::busy::{BusyTime, share};
 use serde::Serialize;
 
+use crate::classes::{ClassFigures, Confused, class_table, most_confused};
 use crate::observe::RankTotals;
 use crate::records::HeldOut;
 
@@ -124,6 +125,31 @@ impl Epoch {
             self.unit,
         )
     }
+}
+
+/// Most classes listed at the end; of more, only the worst ones.
+const CLASSES_MAX: usize = 20;
+const WORST: usize = 10;
+/// Most pairs of confused classes listed there.
+const PAIRS_MAX: usize = 3;
+
+/// The figures of each class at the end, and what was taken for what; nothing without classes.
+pub(crate) fn classes(classes: &[ClassFigures], confusion: &[Confused]) -> String {
+    if classes.is_empty() {
+        return String::new();
+    }
+    let mut text = match classes.len() {
+        ..=CLASSES_MAX => class_table(classes, CLASSES_MAX),
+        count => format!(
+            "the {WORST} worst of {count} classes\n{}",
+            class_table(classes, WORST)
+        ),
+    };
+    let pairs = most_confused(classes, confusion, PAIRS_MAX);
+    if !pairs.is_empty() {
+        let _ = writeln!(text, "confused most often: {}", pairs.join(", "));
+    }
+    text
 }
 
 /// The summary at the end: the time in which no rank waited for data or for another rank. In the usage summary, "busy" means

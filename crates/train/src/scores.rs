@@ -54,6 +54,25 @@ impl Scores {
         Loss::new(mean, count)
     }
 
+    /// The mean cross entropy with labels of which a share is spread over all classes; language models have no such labels.
+    ///
+    /// *Source*: Szegedy and others 2016, "Rethinking the Inception Architecture for Computer Vision"; `label_smoothing` of PyTorch's
+    /// `CrossEntropyLoss`.
+    pub(crate) fn smoothed_loss(self, share: f64) -> Loss {
+        let Classes::Whole(scores) = &self.classes else {
+            return self.loss();
+        };
+        if share == 0.0 {
+            return self.loss();
+        }
+        let [count, classes] = scores.dims();
+        let right: Tensor<2> = self.right.clone().one_hot(classes).float();
+        let moved = scores.clone() * (right - 1.0 / classes as f64);
+        let moved = moved.sum() * (share / count as f64);
+        let Loss { mean, count } = self.loss();
+        Loss::new(mean + moved, count)
+    }
+
     /// The class with the highest score of each prediction, the first of equals.
     ///
     /// *Errors*: failed collectives.
@@ -84,4 +103,54 @@ impl Scores {
 /// The share of right predictions in the sums of scores.
 pub(crate) fn accuracy(sums: &Sums) -> Metric {
     Metric::share("accuracy", sums.mean(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn smoothed_labels_give_pytorchs_loss_and_gradient() {
+        let device = Device::flex().autodiff();
+        let logits = [[2.0_f32, -1.0, 0.5], [0.0, 3.0, 1.0]];
+        let right = [0_usize, 2];
+        for share in [0.0, 0.1, 0.5] {
+            // (1 - share) times the negative logarithm of the right class's probability, and share times the mean of those of all.
+            let targets = |row: usize, class: usize| {
+                share / 3.0
+                    + if right[row] == class {
+                        1.0 - share
+                    } else {
+                        0.0
+                    }
+            };
+            let (mut loss, mut gradient) = (0.0, Vec::new());
+            for (row, scores) in logits.iter().enumerate() {
+                let scores = scores.map(f64::from);
+                let total: f64 = scores.iter().map(|score| score.exp()).sum();
+                for (class, score) in scores.iter().enumerate() {
+                    let target = targets(row, class);
+                    loss -= target * (score - total.ln()) / 2.0;
+                    gradient.push((score.exp() / total - target) / 2.0);
+                }
+            }
+            let scores = Tensor::<2>::from_floats(logits, &device).require_grad();
+            let of = Scores {
+                classes: Classes::Whole(scores.clone()),
+                right: Tensor::from_ints([0, 2], &device),
+            };
+            let Loss { mean, count } = of.smoothed_loss(share);
+            assert_eq!(count, 2);
+            let found = scores.grad(&mean.backward()).expect("a gradient");
+            let found = found.into_data().iter::<f64>().collect::<Vec<_>>();
+            let mean: f64 = mean.into_data().iter::<f64>().sum();
+            assert!((mean - loss).abs() < 1e-6, "{share}: {mean} {loss}");
+            for (found, expected) in found.iter().zip(&gradient) {
+                assert!(
+                    (found - expected).abs() < 1e-6,
+                    "{share}: {found} {expected}"
+                );
+            }
+        }
+    }
 }

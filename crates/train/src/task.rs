@@ -1,14 +1,16 @@
 //! `TrainTask`: what the trainer needs to know of data and a model.
 
+use std::collections::BTreeMap;
+
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
-use paceline_nn::AdamWConfig;
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
+use crate::optimizer;
 use crate::report::plural;
 
 /// Samples of one evaluation batch, unless a task has another number.
@@ -91,6 +93,18 @@ pub struct Compute<'a> {
     pub device: &'a Device,
     /// The type of the layers. If it is mixed, inputs go through [`Precision::input`] and results through [`Precision::logits`].
     pub precision: Precision,
+    /// Of the loss of a built-in classification.
+    pub(crate) label_smoothing: f64,
+}
+
+impl<'a> Compute<'a> {
+    pub(crate) fn new(device: &'a Device, precision: Precision) -> Self {
+        Self {
+            device,
+            precision,
+            label_smoothing: 0.0,
+        }
+    }
 }
 
 /// Sums over evaluated predictions, from which [metrics](TrainTask::metrics) are computed.
@@ -104,6 +118,9 @@ pub struct Sums {
     pub count: u64,
     /// Further sums, whatever the task's metrics need, as many in each batch.
     pub states: Vec<f64>,
+    /// Of a classification: how often samples of one class, the first, were taken for another one or rightly for the same. With it the end of
+    /// a training has the figures of each of the [classes](TrainTask::classes).
+    pub confusion: BTreeMap<[u32; 2], u64>,
 }
 
 impl Sums {
@@ -114,7 +131,7 @@ impl Sums {
         Self {
             loss: f64::from(mean) * loss.count as f64,
             count: loss.count as u64,
-            states: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -122,6 +139,18 @@ impl Sums {
     #[must_use]
     pub fn with(mut self, state: f64) -> Self {
         self.states.push(state);
+        self
+    }
+
+    /// The same with the right class of each prediction and the class that the model took it for.
+    ///
+    /// *Shape*: `[predictions]`, both.
+    #[must_use]
+    pub fn with_confusion(mut self, right: &Tensor<1, Int>, taken_for: &Tensor<1, Int>) -> Self {
+        let [right, taken_for] = [right, taken_for].map(|tensor| tensor.to_data());
+        for pair in right.iter::<u32>().zip(taken_for.iter::<u32>()) {
+            *self.confusion.entry(pair.into()).or_default() += 1;
+        }
         self
     }
 
@@ -143,10 +172,14 @@ impl Sums {
         self.states.resize(len, 0.0);
         other.states.resize(len, 0.0);
         let states = self.states.iter().zip(&other.states);
+        for (pair, count) in other.confusion {
+            *self.confusion.entry(pair).or_default() += count;
+        }
         Self {
             loss: self.loss + other.loss,
             count: self.count + other.count,
             states: states.map(|(one, other)| one + other).collect(),
+            confusion: self.confusion,
         }
     }
 }
@@ -156,22 +189,40 @@ impl Sums {
 pub struct Metric {
     pub(crate) name: &'static str,
     pub(crate) value: f64,
+    pub(crate) higher_is_better: bool,
     pub(crate) text: String,
 }
 
 impl Metric {
-    /// A number, such as a mean error; `name` is its key in `metrics.jsonl`.
+    /// A number, such as a mean error, which is better if it is lower; `name` is its key in `metrics.jsonl`.
     #[must_use]
     pub fn number(name: &'static str, value: f64) -> Self {
-        let text = format!("{name} {value:.4}");
-        Self { name, value, text }
+        Self {
+            name,
+            value,
+            higher_is_better: false,
+            text: format!("{name} {value:.4}"),
+        }
     }
 
-    /// A share, `0.0..=1.0`, such as an accuracy, which people read in percent.
+    /// A share, `0.0..=1.0`, such as an accuracy, which people read in percent, and which is better if it is higher.
     #[must_use]
     pub fn share(name: &'static str, value: f64) -> Self {
-        let text = format!("{name} {:>6.2} %", value * 100.0);
-        Self { name, value, text }
+        Self {
+            name,
+            value,
+            higher_is_better: true,
+            text: format!("{name} {:>6.2} %", value * 100.0),
+        }
+    }
+
+    /// The same with its direction, which `--monitor` follows: a coefficient of determination is a number that is better if it is higher.
+    #[must_use]
+    pub fn higher_is_better(self, higher_is_better: bool) -> Self {
+        Self {
+            higher_is_better,
+            ..self
+        }
     }
 
     /// The same with another text for people.
@@ -238,6 +289,11 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         EVALUATION_BATCH
     }
 
+    /// The names of the classes that the [confusion](Sums::confusion) of an evaluation is of.
+    fn classes(&self) -> &[String] {
+        &[]
+    }
+
     /// Entries that a checkpoint needs so that other programs can use the model.
     fn metadata(&self, _: &TrainConfig) -> Vec<(&'static str, String)> {
         vec![("data", self.name().to_owned())]
@@ -269,10 +325,15 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         model
     }
 
-    /// The optimizer; by default AdamW with the weight decay of the settings.
-    fn optimizer(&self, config: &TrainConfig) -> ModuleOptimizer {
-        let adamw = AdamWConfig::new().with_weight_decay(config.weight_decay as f32);
-        adamw.init()
+    /// The optimizer; by default that of the settings. In a pipeline `model` is a stage.
+    ///
+    /// *Errors*: an optimizer that does not fit the model.
+    fn optimizer(
+        &self,
+        config: &TrainConfig,
+        model: &Self::Model,
+    ) -> Result<ModuleOptimizer, TrainError> {
+        optimizer::of_settings(config, model)
     }
 
     /// Reads the samples with the given indices, in training on a thread of the loader, ahead of their use. `epoch` is that of training, and
@@ -308,7 +369,8 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         Ok(Sums::of(self.loss(model, batch, compute)?))
     }
 
-    /// The figures of an evaluation besides the mean loss, from the sums over all held-out samples.
+    /// The figures of an evaluation besides the mean loss, from the sums over all held-out samples. With `--monitor` it is also called on
+    /// [`Sums::default`], for the names.
     fn metrics(_: &Sums) -> Vec<Metric> {
         Vec::new()
     }

@@ -8,17 +8,36 @@ use serde::de::DeserializeOwned;
 use crate::error::TrainError;
 use crate::run_dir;
 
-/// The newest whole checkpoint of a run.
-///
-/// *Errors*: no checkpoint; only damaged ones.
-pub(crate) fn newest(run: &Path) -> Result<SavedModel, TrainError> {
-    let saved = SavedModel::newest(&run_dir::checkpoints(run))?;
-    saved.ok_or_else(|| {
-        TrainError::usage(
-            format!("{} has no checkpoint", run.display()),
-            "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
-        )
-    })
+/// Which of a run's checkpoints is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Which {
+    /// The newest whole one.
+    #[default]
+    Newest,
+    /// That of the epoch with the best figure of `--monitor`.
+    Best,
+}
+
+impl Which {
+    /// The checkpoint of a run.
+    ///
+    /// *Errors*: no such checkpoint; only damaged ones.
+    pub(crate) fn of_run(self, run: &Path) -> Result<SavedModel, TrainError> {
+        let folder = run_dir::checkpoints(run);
+        let (saved, what, hint) = match self {
+            Self::Newest => (
+                SavedModel::newest(&folder)?,
+                "no checkpoint",
+                "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
+            ),
+            Self::Best => (
+                SavedModel::best(&folder)?,
+                "no best checkpoint",
+                "a run has one from the first epoch on that ends with an evaluation; without held-out data use the newest one",
+            ),
+        };
+        saved.ok_or_else(|| TrainError::usage(format!("{} has {what}", run.display()), hint))
+    }
 }
 
 /// An entry of the checkpoint's metadata, which is JSON.

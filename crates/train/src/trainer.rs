@@ -1,10 +1,12 @@
 //! The training loop of one rank.
 
+mod best;
 mod judge;
 mod losses;
 mod shards;
 mod show;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +24,7 @@ use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
 use serde::{Deserialize, Serialize};
 
+use crate::classes::{check_classes, confused, figures};
 use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
 use crate::console::{Console, Output};
 use crate::data::Dataset;
@@ -31,16 +34,22 @@ use crate::language::{GptCuts, Text};
 use crate::layout::{Cuts, Layout, Whole};
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
-use crate::records::{EpochRecord, EvaluationRecord, HeldOut, StepRecord, StoppedRecord};
+use crate::records::{
+    EpochRecord, EvaluationRecord, Figure, HELD_OUT_LOSS, HeldOut, StepRecord, StoppedRecord,
+};
 use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask};
+use best::Best;
 use judge::{Numbers, Policy, Row, Verdict, judge};
 use shards::Loaded;
 pub(crate) use shards::{RankBatch, of_shard, run_shard};
+
+/// Most classes whose figures are in the record of the end.
+const CLASSES_MAX: usize = 100;
 
 /// How training ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +168,8 @@ struct Progress {
     epoch_sums: [f64; 2],
     #[serde(default)]
     row: Row,
+    #[serde(default)]
+    best: Best,
     /// The last lines of the metrics, in a state that a rank leaves: a lost rank 0 may not have written them.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     unwritten: String,
@@ -193,6 +204,8 @@ struct Trainer<'a, T: TrainTask> {
     output: Output,
     metrics: Option<Metrics>,
     observer: Observer,
+    /// Which classes the last evaluation took for which.
+    confusion: BTreeMap<[u32; 2], u64>,
     /// Steps done.
     step: u64,
     last_saved: Option<u64>,
@@ -206,6 +219,20 @@ struct Trainer<'a, T: TrainTask> {
     has_to_save: bool,
     /// Ranks go on, or leave their state, if rank 0 is lost.
     outlives_rank_0: bool,
+}
+
+/// The figure that epochs are compared by.
+///
+/// *Errors*: there is none of that name.
+pub(crate) fn monitored(held_out: &HeldOut, monitor: &str) -> Result<Figure, TrainError> {
+    held_out.figure(monitor).ok_or_else(|| {
+        let names = held_out.metrics.iter().map(|metric| metric.name);
+        let names: Vec<&str> = [HELD_OUT_LOSS].into_iter().chain(names).collect();
+        TrainError::usage(
+            format!("`monitor` is {monitor}, which is no figure of the held-out data"),
+            format!("choose --monitor from {}", names.join(", ")),
+        )
+    })
 }
 
 /// The state of a trainer that is at this position in the data.
@@ -254,7 +281,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         let position = saved.as_ref().map(Saved::sampler).transpose()?;
         let mut batches = sharded_batches(config, task.len(Part::Train), position)?;
-        let total_steps = batches.steps_per_epoch() * config.epochs as u64;
+        let schedule = Schedule::new(config, batches.steps_per_epoch());
         let options = ddp_options(config, &*task);
         let net = match config.strategy {
             Strategy::Model => task.place(net, &devices),
@@ -288,7 +315,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             (net, optimizer) = saved.restore(&mut ddp, net, optimizer)?;
             progress = saved.value()?;
         }
-        let console = Console::new(group.rank(), output, total_steps, step);
+        let console = Console::new(group.rank(), output, schedule.total_steps, step);
         let leaves = config.leaves_state() && checkpoints.leave_after_a_loss(&ddp);
         let outlives_rank_0 = leaves || config.recovery == Recovery::Live;
         let unwritten = std::mem::take(&mut progress.unwritten);
@@ -301,7 +328,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             _ => outlives_rank_0.then(|| Metrics::understudy(&config.run_dir)),
         };
         let trainer = Self {
-            schedule: Schedule::new(config.lr, config.warmup, total_steps),
+            schedule,
             observer: Observer::start(&mut ddp, &group)?,
             last_saved: saved.as_ref().map(Saved::step),
             progress,
@@ -309,6 +336,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_predictions: 0.0,
             epoch_skipped: 0,
             has_to_save: false,
+            confusion: BTreeMap::new(),
             outlives_rank_0,
             output,
             config,
@@ -353,7 +381,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.group.set_phase(Phase::DataLoader, self.step);
             self.keep_snapshot(&position)?;
             let asked = Instant::now();
-            let done = match loader.next() {
+            let next = match self.stops_early() {
+                true => None,
+                false => loader.next(),
+            };
+            let done = match next {
                 Some(item) => {
                     let (plan, batch) = item.map_err(loader_error)?;
                     self.observer.waited_for_data(asked, Instant::now());
@@ -404,6 +436,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 return Ok(End::Stopped { signal });
             }
         }
+    }
+
+    /// Whether there was no better epoch for too long.
+    fn stops_early(&self) -> bool {
+        self.step < self.schedule.total_steps && self.progress.best.is_over(self.config.patience)
     }
 
     /// Reads this rank's shards ahead.
@@ -558,11 +595,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         plan: &StepPlan,
         loaded: &Loaded<T::Batch>,
     ) -> Result<Reduced, TrainError> {
-        let accumulate = self.config.accumulate;
-        let task = &*self.task;
-        let precision = self.config.precision;
+        let (config, task) = (self.config, &*self.task);
         if let Some(stages) = &mut self.stages {
-            return stages.step(&mut self.ddp, net, task, &loaded.batch, precision);
+            return stages.step(&mut self.ddp, net, task, &loaded.batch, config.precision);
         }
         let run = |shard: &mut ShardStep<'_, T::Model>| {
             let late;
@@ -570,11 +605,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 Some(micro) => micro,
                 // A lost rank's.
                 None => {
-                    late = of_shard(task, plan, shard.shard(), accumulate)?;
+                    late = of_shard(task, plan, shard.shard(), config.accumulate)?;
                     &late
                 }
             };
-            run_shard(task, precision, shard, micro)
+            run_shard(task, config, shard, micro)
         };
         match &self.replicas {
             Some(replicas) => replicas.step(&mut self.ddp, net, run),
@@ -585,6 +620,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
         let seconds = self.epoch_start.elapsed().as_secs_f64();
         let held_out = self.evaluate()?;
+        if let Some(held_out) = &held_out {
+            let figure = monitored(held_out, &self.config.monitor)?;
+            (self.progress.best).take_in(plan.epoch + 1, self.step, figure);
+        }
         let per_second = self.epoch_predictions / seconds;
         let epoch = report::Epoch {
             epoch: plan.epoch as usize + 1,
@@ -643,7 +682,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             group,
         )?;
         self.follow()?;
-        Ok(Some(HeldOut::new(sums.mean_loss(), T::metrics(&sums))?))
+        check_classes(&sums.confusion, self.task.classes().len())?;
+        let held_out = HeldOut::new(sums.mean_loss(), T::metrics(&sums))?;
+        self.confusion = sums.confusion;
+        Ok(Some(held_out))
     }
 
     fn evaluate_within_epoch(&mut self) -> Result<(), TrainError> {
@@ -678,7 +720,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             return Ok(());
         }
         self.last_saved = Some(self.step);
-        self.save_by(Checkpoints::save, sampler)
+        let is_best = self.progress.best.is_at(self.step);
+        let save = |checkpoints: &mut Checkpoints, ddp: &Ddp, checkpoint: Checkpoint<'_, _>| {
+            checkpoints.save(ddp, checkpoint.best(is_best))
+        };
+        self.save_by(save, sampler)
     }
 
     fn save_by(
@@ -736,8 +782,18 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             .totals(&mut self.ddp, &self.group, &self.device)?;
         self.follow()?;
         let usage = self.observer.usage();
-        let summary = report::summary(usage, &totals);
-        let mut summary = summary.trim_end().to_owned();
+        let (best, monitor) = (&self.progress.best, &*self.config.monitor);
+        let stops_early = self.stops_early();
+        let why = stops_early.then(|| best.reason(self.step, monitor));
+        let results = why.into_iter().chain(best.render());
+        let mut summary: String = results.map(|line| line + "\n").collect();
+        let confusion = confused(std::mem::take(&mut self.confusion));
+        let classes = match confusion.is_empty() {
+            true => Vec::new(),
+            false => figures(self.task.classes(), &confusion),
+        };
+        summary += &report::classes(&classes, &confusion);
+        summary += report::summary(usage, &totals).trim_end();
         for straggler in self.ddp.stragglers() {
             summary.push_str(&format!("\n{straggler}"));
         }
@@ -751,6 +807,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let mut record = serde_json::json!({
             "kind": "end", "step": self.step, "weights_sha256": hash, "usage": usage, "ranks": totals,
         });
+        if let Some(best) = best.record(monitor) {
+            record["best"] = best;
+            record["stopped_early"] = stops_early.into();
+        }
+        if (1..=CLASSES_MAX).contains(&classes.len()) {
+            record["classes"] = serde_json::to_value(classes).expect("plain data encodes");
+            record["confusion"] = serde_json::to_value(confusion).expect("plain data encodes");
+        }
         if !self.ddp.stragglers().is_empty() {
             let stragglers = serde_json::to_value(self.ddp.stragglers());
             record["stragglers"] = stragglers.expect("plain data encodes");

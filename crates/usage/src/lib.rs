@@ -52,6 +52,7 @@ pub use self::svg::lanes::{Lane, Lanes, Piece};
 pub use self::tally::Tally;
 pub use self::totals::Rules;
 pub use self::tracker::{Options, RankPids, Tracker};
+pub use paceline_gpu::columns;
 pub use paceline_gpu::lang::Lang;
 
 /// Where samples come from: the driver and the system, or a recording.

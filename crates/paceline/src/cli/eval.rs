@@ -2,14 +2,17 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, value_parser};
-use paceline_cli::flags::{json, required, valued};
+use clap::{Arg, ArgAction, ArgMatches, value_parser};
+use paceline_cli::flags::{json, option, required, valued};
+use paceline_train::Which;
 
 /// The command line of `paceline eval`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EvalArgs {
     /// The run directory; `None` for the newest run.
     pub(crate) run: Option<PathBuf>,
+    /// Which of its checkpoints.
+    pub(crate) which: Which,
     /// The data; `None` for the run's held-out data.
     pub(crate) data: Option<PathBuf>,
     /// The column of its labels; `None` for that of the run.
@@ -23,6 +26,8 @@ pub(crate) struct EvalArgs {
 pub(crate) struct PredictArgs {
     /// The run directory; `None` for the newest run.
     pub(crate) run: Option<PathBuf>,
+    /// Which of its checkpoints.
+    pub(crate) which: Which,
     /// The samples.
     pub(crate) input: PathBuf,
     /// The file to write; `None` for stdout.
@@ -58,6 +63,7 @@ pub(super) fn eval_command() -> clap::Command {
         .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix")
         .after_help(EVAL_EXAMPLES)
         .arg(run())
+        .arg(best())
         .arg(
             valued("data", "PATH", value_parser!(PathBuf))
                 .help("Data to evaluate on [default: the run's held-out data]"),
@@ -76,6 +82,7 @@ pub(super) fn predict_command() -> clap::Command {
         .after_help(PREDICT_EXAMPLES)
         .allow_missing_positional(true)
         .arg(run())
+        .arg(best())
         .arg(
             Arg::new("input")
                 .value_name("INPUT")
@@ -97,9 +104,24 @@ pub(super) fn run() -> Arg {
         .help("Run directory [default: the newest below runs/ with a checkpoint]")
 }
 
+/// Whether the best checkpoint is used.
+pub(super) fn best() -> Arg {
+    option("best")
+        .action(ArgAction::SetTrue)
+        .help("Use the checkpoint of the epoch with the best --monitor, not the newest one")
+}
+
+pub(super) fn which(matches: &ArgMatches) -> Which {
+    match matches.get_flag("best") {
+        true => Which::Best,
+        false => Which::Newest,
+    }
+}
+
 pub(super) fn read_eval(matches: &ArgMatches) -> EvalArgs {
     EvalArgs {
         run: matches.get_one("run").cloned(),
+        which: which(matches),
         data: matches.get_one("data").cloned(),
         label_column: matches.get_one("label_column").cloned(),
         json: matches.get_flag("json"),
@@ -109,6 +131,7 @@ pub(super) fn read_eval(matches: &ArgMatches) -> EvalArgs {
 pub(super) fn read_predict(matches: &ArgMatches) -> PredictArgs {
     PredictArgs {
         run: matches.get_one("run").cloned(),
+        which: which(matches),
         input: required(matches, "input"),
         output: matches.get_one("output").cloned(),
     }

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, value_parser};
 use paceline_cli::flags::{required, valued};
-use paceline_train::GenerateOptions;
+use paceline_train::{GenerateOptions, Which};
 
 /// The command line of `paceline generate`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GenerateArgs {
     /// The run directory; `None` for the newest run.
     pub(crate) run: Option<PathBuf>,
+    /// Which of its checkpoints.
+    pub(crate) which: Which,
     /// The text to continue.
     pub(crate) prompt: String,
     /// How to draw tokens.
@@ -34,6 +36,7 @@ pub(super) fn command() -> clap::Command {
         .after_help(EXAMPLES)
         .allow_missing_positional(true)
         .arg(super::eval::run())
+        .arg(super::eval::best())
         .arg(
             Arg::new("prompt")
                 .value_name("PROMPT")
@@ -72,6 +75,7 @@ pub(super) fn read(matches: &ArgMatches) -> GenerateArgs {
     let top_k: Option<&u64> = matches.get_one("top_k");
     GenerateArgs {
         run: matches.get_one("run").cloned(),
+        which: super::eval::which(matches),
         prompt: required(matches, "prompt"),
         options: GenerateOptions {
             tokens: required::<u64>(matches, "tokens") as usize,

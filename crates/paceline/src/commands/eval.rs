@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
 use paceline_gpu::{columns, words};
-use paceline_train::{ClassFigures, Evaluation, eval};
+use paceline_train::{ClassFigures, Evaluation, class_table, eval, most_confused, printable};
 
 use super::failed;
 use super::train::{run_or_newest, settings_of};
@@ -28,7 +28,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
     if args.label_column.is_some() {
         config.label_column.clone_from(&args.label_column);
     }
-    let evaluation = eval(&config, args.data.as_deref()).map_err(|error| failed(None, &error))?;
+    let evaluation = eval(&config, args.data.as_deref(), args.which);
+    let evaluation = evaluation.map_err(|error| failed(None, &error))?;
     let text = match args.json {
         true => serde_json::to_string(&evaluation).expect("plain data encodes") + "\n",
         false => report(&evaluation),
@@ -64,36 +65,9 @@ fn report(evaluation: &Evaluation) -> String {
     text
 }
 
-/// A class's name, which came from a file, for a terminal.
-fn shown(name: &str) -> String {
-    name.replace(|character: char| character.is_control(), "?")
-}
-
 /// A line for each class.
 fn figures(classes: &[ClassFigures]) -> String {
-    let percent =
-        |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.2} %", share * 100.0));
-    let head = ["samples", "precision", "recall", "F1", "class"].map(str::to_owned);
-    let mut listed: Vec<&ClassFigures> = classes.iter().collect();
-    if classes.len() > CLASSES_MAX {
-        let f1 = |class: &ClassFigures| class.f1.unwrap_or(f64::INFINITY);
-        listed.sort_by(|one, other| f1(one).total_cmp(&f1(other)));
-        listed.truncate(CLASSES_MAX);
-    }
-    let row = |class: &&ClassFigures| {
-        vec![
-            class.samples.to_string(),
-            percent(class.precision),
-            percent(class.recall),
-            percent(class.f1),
-            shown(&class.name),
-        ]
-    };
-    let rows: Vec<Vec<String>> = [head.to_vec()]
-        .into_iter()
-        .chain(listed.iter().map(row))
-        .collect();
-    let mut text = columns::with_numbers(4, &rows);
+    let mut text = class_table(classes, CLASSES_MAX);
     if classes.len() > CLASSES_MAX {
         text += &format!(
             "the {CLASSES_MAX} worst of {} classes; --json has all\n",
@@ -107,23 +81,11 @@ fn figures(classes: &[ClassFigures]) -> String {
 fn confusion(evaluation: &Evaluation) -> String {
     let (classes, pairs) = (&evaluation.classes, &evaluation.confusion);
     if classes.len() > MATRIX_MAX {
-        let mut wrong: Vec<_> = pairs
-            .iter()
-            .filter(|pair| pair.of != pair.taken_for)
-            .collect();
-        wrong.sort_by_key(|pair| std::cmp::Reverse(pair.count));
-        let name = |class: u32| shown(&classes[class as usize].name);
-        let lines = wrong.iter().take(PAIRS_MAX).map(|pair| {
-            let times = words::count(pair.count as usize, "time");
-            format!(
-                "  {} taken for {}: {times}\n",
-                name(pair.of),
-                name(pair.taken_for)
-            )
-        });
+        let lines = most_confused(classes, pairs, PAIRS_MAX).into_iter();
+        let lines = lines.map(|line| format!("  {line}\n"));
         return format!("confused most often\n{}", lines.collect::<String>());
     }
-    let mut head: Vec<String> = classes.iter().map(|class| shown(&class.name)).collect();
+    let mut head: Vec<String> = classes.iter().map(|class| printable(&class.name)).collect();
     head.push("class".into());
     let mut rows = vec![head];
     for (of, class) in (0..).zip(classes) {
@@ -134,7 +96,7 @@ fn confusion(evaluation: &Evaluation) -> String {
             found.map_or(".".into(), |pair| pair.count.to_string())
         };
         let mut row: Vec<String> = (0..classes.len() as u32).map(count).collect();
-        row.push(shown(&class.name));
+        row.push(printable(&class.name));
         rows.push(row);
     }
     format!(

@@ -15,7 +15,8 @@ use paceline_cli::flags::finish;
 /// *Errors*: no such run, or one without a language model or a checkpoint; a prompt that cannot be encoded.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
-    let generator = Generator::of_run(&run).map_err(|error| failed(None, &error))?;
+    let generator = Generator::of_run(&run, args.which);
+    let generator = generator.map_err(|error| failed(None, &error))?;
     let mut out = io::stdout().lock();
     let mut written = Ok(());
     let mut write = |text: &str| {

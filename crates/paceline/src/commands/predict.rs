@@ -17,7 +17,7 @@ use crate::cli::PredictArgs;
 /// *Errors*: no such run, or one without a classifier; samples that cannot be read or do not fit it; a file that cannot be written.
 pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
-    let model = Classifier::of_run(&run).map_err(|error| failed(None, &error))?;
+    let model = Classifier::of_run(&run, args.which).map_err(|error| failed(None, &error))?;
     let Some(path) = &args.output else {
         let written = predict(&model, &args.input, io::stdout().lock())?;
         return finish(written);

@@ -10,6 +10,7 @@ mod indices;
 mod jobs;
 mod language;
 mod layouts;
+mod learning;
 mod ledger;
 mod membership;
 mod memory;

@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{NonFinite, TrainConfig};
+use super::{NonFinite, Optimizer, TrainConfig};
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -22,6 +22,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_store(settings)?;
     check_model(settings)?;
     check_images(settings)?;
+    check_learning(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
@@ -144,6 +145,24 @@ pub(super) fn channels(text: &str) -> Option<[f64; 3]> {
     let all: [f64; 3] = numbers.try_into().ok()?;
     let is_fraction = |number: &f64| (0.0..=1.0).contains(number);
     all.iter().all(is_fraction).then_some(all)
+}
+
+/// Refuses a learning rate that would rise to its end, and an optimizer that needs whole matrices where they are cut.
+fn check_learning(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let cite = |key| settings.need(key).cite();
+    if config.min_lr.is_some_and(|least| least > config.lr) {
+        return Err(ConfigError::new(
+            format!("`min_lr` {} is above `lr` {}", cite("min_lr"), cite("lr")),
+            "lower --min-lr, or raise --lr",
+        ));
+    }
+    match config.optimizer {
+        Optimizer::Muon => exclude(settings, "optimizer", [("tp", config.tp.is_some())], |_| {
+            "muon needs whole matrices: use --optimizer adamw, sgd or lion, or omit --tp".into()
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn check_devices(settings: &Settings, ranks: u64, cited: &str) -> Result<(), ConfigError> {
@@ -512,6 +531,7 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         Need::Restarts if !is_rank && settings.count("max_restarts") == Some(0) => {
             Some("no rank is started again without --max-restarts")
         }
+        Need::Classes if is("task", "lm") => Some("a language model has no such loss"),
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
         Need::Images if !is("task", "images") => Some("the task has no image files"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
@@ -527,7 +547,13 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         _ => None,
     };
     let warning = |(row, setting): (&OptionRow, &Setting)| {
-        let why = lack(row.needs?)?;
+        let why = match row.needs? {
+            Need::Word(key, words) if !words.contains(&settings.word(key)?) => {
+                let (flag, words) = (key.replace('_', "-"), words.join(" or "));
+                format!("it acts with --{flag} {words}")
+            }
+            need => lack(need)?.to_owned(),
+        };
         let was_set = !matches!(setting.source, Source::Default | Source::Run(_));
         (was_set && setting.value != Value::Unset).then(|| {
             let (key, cited) = (row.key, setting.cite());

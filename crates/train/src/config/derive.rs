@@ -76,6 +76,15 @@ pub(super) fn of_task(settings: &mut Settings) {
     settings.set_default("random_crop", crop, None);
 }
 
+/// Sets the weight decay if it is not set, to PyTorch's default of the optimizer.
+pub(super) fn of_optimizer(settings: &mut Settings) {
+    let decay = match settings.word("optimizer") {
+        Some("sgd") => 0.0,
+        _ => 0.01,
+    };
+    settings.set_default("weight_decay", Value::Number(decay), None);
+}
+
 /// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
     let is_csv = path

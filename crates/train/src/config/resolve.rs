@@ -249,6 +249,7 @@ impl Given {
             "a saved run is required if and only if one is resumed"
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
+        make_absolute(&mut self.settings, "init", &surroundings.folder);
         make_absolute(&mut self.settings, "tokenizer", &surroundings.folder);
         let (mut settings, run_device) = match saved {
             Some(run) => self.over_saved(run)?,
@@ -262,6 +263,7 @@ impl Given {
             None => derive::task(&mut settings, surroundings.path_kind)?,
         }
         derive::of_task(&mut settings);
+        derive::of_optimizer(&mut settings);
         derive::device(&mut settings, surroundings);
         self.warnings.extend(device_changed(run_device, &settings));
         let is_rank = surroundings.job.is_some();

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
 use super::{
-    ModelSize, NonFinite, RandomCrop, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero,
+    LrSchedule, ModelSize, NonFinite, Optimizer, RandomCrop, Recovery, Strategy, Switch, Task,
+    TimeoutSeconds, Zero,
 };
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
@@ -60,6 +61,8 @@ pub enum Fallback {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     LanguageModel,
+    /// A classification of samples.
+    Classes,
     /// A model of blocks.
     Blocks,
     Columns,
@@ -76,6 +79,8 @@ pub(super) enum Need {
     Launcher,
     /// Ranks that are started again.
     Restarts,
+    /// One of these words of another setting.
+    Word(&'static str, &'static [&'static str]),
 }
 
 impl OptionRow {
@@ -144,6 +149,7 @@ const SCHEDULE: &str = "the learning-rate schedule spans the whole run";
 const WEIGHTS: &str = "the saved weights belong to that model";
 const AUGMENTED: &str = "all steps of the run crop and flip in the same way";
 const OPTIMIZER: &str = "all steps of the run use the same optimizer settings";
+const BEST: &str = "the best epoch so far is the best by that figure";
 const ORDER: &str = "it decides which samples the remaining steps read";
 const BITS: &str = "it decides the order of additions, and with it the bits of the result";
 
@@ -255,12 +261,56 @@ settings! {
         "Highest learning rate, reached after the warm-up")
         .or("0.003").fixed(SCHEDULE)
         .also(&["learning_rate"]);
-    weight_decay: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 1.0 },
-        "AdamW's decoupled weight decay, a fraction of the weight per unit of learning rate")
-        .or("0.01").fixed(OPTIMIZER);
+    lr_schedule: LrSchedule = row(LEARNING, Kind::Word(&["cosine", "linear", "step", "one-cycle", "constant"]),
+        "How the learning rate falls after the warm-up: cosine or linear down to --min-lr, step by --lr-gamma, one-cycle, which also \
+         rises like a cosine, or not")
+        .or("cosine").fixed(SCHEDULE)
+        .also(&["lr_scheduler", "lr_scheduler_type", "sched"]);
+    min_lr: Option<f64> = row(LEARNING, Kind::Optional(&Kind::Number { min: 0.0, max: 100.0 }),
+        "Learning rate at the end")
+        .unset("0; with one-cycle --lr / 250000").fixed(SCHEDULE).needs(Need::Word("lr_schedule", &["cosine", "linear", "one-cycle"]))
+        .also(&["eta_min"]);
+    lr_step_size: Option<u64> = row(LEARNING, Kind::Optional(&Kind::Count { min: 1, max: 1_000_000 }),
+        "Epochs after which --lr-schedule step multiplies the learning rate, again and again")
+        .unset("a third of the epochs").fixed(SCHEDULE).needs(Need::Word("lr_schedule", &["step"]))
+        .also(&["step_size", "decay_epochs"]);
+    lr_gamma: f64 = row(LEARNING, Kind::NumberAbove { min: 0.0, max: 1.0 },
+        "Factor of --lr-schedule step")
+        .or("0.1").fixed(SCHEDULE).needs(Need::Word("lr_schedule", &["step"]))
+        .also(&["gamma", "decay_rate"]);
     warmup: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 1.0 },
         "Fraction of all steps over which the learning rate rises")
-        .or("0.1").fixed(SCHEDULE);
+        .or("0.1").fixed(SCHEDULE)
+        .also(&["warmup_ratio", "pct_start"]);
+    optimizer: Optimizer = row(LEARNING, Kind::Word(&["adamw", "sgd", "lion", "muon"]),
+        "Optimizer; muon steps the matrices of hidden layers, with updates of AdamW's size, and AdamW the other parameters")
+        .or("adamw").fixed(OPTIMIZER)
+        .also(&["optim", "opt"]);
+    momentum: Option<f64> = row(LEARNING, Kind::Optional(&Kind::Number { min: 0.0, max: 0.9999 }),
+        "Momentum of sgd, or of muon, where it is Nesterov's")
+        .unset("0 with sgd, 0.95 with muon").fixed(OPTIMIZER).needs(Need::Word("optimizer", &["sgd", "muon"]));
+    weight_decay: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 1.0 },
+        "Weight decay: with adamw, lion and muon decoupled, a fraction of the weight per unit of learning rate; with sgd an L2 penalty, \
+         added to the gradient")
+        .derived("0.01, or 0 with sgd").fixed(OPTIMIZER);
+    label_smoothing: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 0.99 },
+        "Share of each label that is spread over all classes in the training loss of a classification")
+        .or("0").fixed("all steps of the run have the same loss").needs(Need::Classes).built_in();
+    init: Option<PathBuf> = row(LEARNING, Kind::Path,
+        "Weights to begin with: a safetensors file in PyTorch's names and layout, or a run's model.safetensors")
+        .unset("random weights").local().fixed("the run has begun with those weights")
+        .also(&["initial_checkpoint", "pretrained", "weights"]);
+    freeze: Option<String> = row(LEARNING, Kind::Optional(&Kind::Text),
+        "Parameters that stay as they are: patterns of their paths, such as '*.blocks.*,*.stem.*'")
+        .fixed("all steps of the run update the same parameters");
+    patience: Option<u64> = row(LEARNING, Kind::Optional(&Kind::Count { min: 1, max: 1_000_000 }),
+        "Epochs in a row without a better --monitor after which the job ends")
+        .unset("all epochs are trained")
+        .also(&["early_stopping_patience", "early_stopping"]);
+    monitor: String = row(LEARNING, Kind::Text,
+        "Figure of the held-out data by which the best epoch is kept: held_out_loss, accuracy, or another one of metrics.jsonl")
+        .or("held_out_loss").fixed(BEST)
+        .also(&["metric_for_best_model", "monitor_metric"]);
     // TOML integers end at i64::MAX, and a seed must survive saving.
     seed: u64 = row(LEARNING, Kind::Count { min: 0, max: i64::MAX as u64 },
         "Seed of the weights, the sample order and all other randomness")
@@ -424,7 +474,7 @@ settings! {
          100 with --non-finite back")
         .or("0");
     keep: usize = row(RUN, Kind::Count { min: 1, max: 10_000 },
-        "Newest checkpoints to keep")
+        "Newest checkpoints to keep, besides the best one")
         .or("3").local();
     max_restarts: u32 = row(RUN, Kind::Count { min: 0, max: 10_000 },
         "Number of restarts of a failed job from its newest checkpoint, and of replacements of lost ranks with --recovery live")

@@ -8,6 +8,7 @@ use paceline_usage::busy::BusyTime;
 use serde::Deserialize;
 
 use super::curve::Curve;
+use crate::classes::ClassFigures;
 use crate::error::TrainError;
 use crate::observe::RankTotals;
 
@@ -74,6 +75,17 @@ pub(super) struct End {
     pub(super) ranks: Vec<RankTotals>,
     #[serde(default)]
     stragglers: Vec<Straggler>,
+    pub(super) best: Option<BestEpoch>,
+    #[serde(default)]
+    pub(super) classes: Vec<ClassFigures>,
+}
+
+/// The epoch with the best figure.
+#[derive(Deserialize)]
+pub(super) struct BestEpoch {
+    pub(super) epoch: u64,
+    pub(super) monitor: String,
+    pub(super) value: f64,
 }
 
 /// A slow rank, with mean times for a shard in seconds.

@@ -37,7 +37,11 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         epoch.to_owned(),
         r#"{"kind":"ranks","step":2,"before":4,"now":3}"#.to_owned(),
         "torn".to_owned(),
-        END.to_owned(),
+        END.replacen(
+            '{',
+            r#"{"best":{"epoch":1,"step":2,"monitor":"accuracy","value":0.875},"classes":[{"name":"<cat>","samples":8,"precision":0.5,"recall":null,"f1":null}],"#,
+            1,
+        ),
     ];
     write(&run, &lines);
     let html = page_of(&[run], Lang::En);
@@ -46,6 +50,8 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         "<td>ended</td>",
         "<td>1.5</td><td>1.25</td><td>87.50 %</td><td>0.0 s</td><td>25.0 %</td><td><code>0123456789abcdef</code></td>",
         "<td>1.00 s</td><td>0.00 s</td><td>88 MB</td><td>2 MB</td>",
+        "Best epoch: 1, with accuracy 0.875",
+        "<td>&lt;cat&gt;</td><td>8</td><td>50.00 %</td><td>–</td><td>–</td>",
         "step 1: skipped: its loss or a gradient was not finite",
         "step 2: all ranks went back to step 1",
         "step 2: the job went on with other ranks: 4 → 3",

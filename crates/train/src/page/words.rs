@@ -39,6 +39,13 @@ pub(super) const WAITED: Word = Word(
 );
 pub(super) const LEARNING_RATE: Word = Word("Learning rate", "학습률");
 pub(super) const GRADIENT_NORM: Word = Word("Norm of the gradients", "그래디언트 노름");
+pub(super) const BEST_EPOCH: Word = Word("Best epoch: {}, with {} {}", "최고 에폭: {} ({} {})");
+pub(super) const CLASSES: Word = Word("Classes", "클래스");
+pub(super) const CLASS: Word = Word("class", "클래스");
+pub(super) const SAMPLES: Word = Word("samples", "샘플 수");
+pub(super) const PRECISION: Word = Word("precision", "정밀도");
+pub(super) const RECALL: Word = Word("recall", "재현율");
+pub(super) const F1: Word = Word("F1", "F1");
 pub(super) const RANKS: Word = Word("Ranks", "랭크");
 pub(super) const RANK: Word = Word("rank", "랭크");
 pub(super) const COMPUTED: Word = Word("computing", "계산");

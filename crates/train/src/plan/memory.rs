@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::stages::{Passes, Stage};
-use super::{Cluster, Layout, MOMENTS, ModelCosts, VALUE_BYTES, Way, Workload};
+use super::{Cluster, Layout, ModelCosts, VALUE_BYTES, Way, Workload};
 
 /// Gradient buckets that hold memory at once at stages 2 and 3 of ZeRO: one on its way and one being filled.
 const POOLED_BUCKETS: f64 = 2.0;
@@ -97,7 +97,7 @@ impl Facts<'_> {
             true => (buckets * 1.5, buckets * 0.5),
             false => (buckets, buckets),
         };
-        let optimizer = MOMENTS * dealt(1, bytes);
+        let optimizer = model.state * dealt(1, bytes);
         let gradients = dealt(1, bytes);
         let activations = passes.samples * (passes.kept(rank, stages) + way.temporary) + tied;
         // Two buckets of weights arrive before they replace the old ones. The allocator keeps this memory.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Link, MOMENTS, VALUE_BYTES};
+use super::{Link, VALUE_BYTES};
 
 /// All-reduces of a layer that is cut into parts: two in the forward pass and two in the backward pass.
 const REDUCTIONS_OF_LAYER: f64 = 4.0;
@@ -26,6 +26,8 @@ pub struct Depth {
     pub samples: usize,
     /// Trained values of a rank outside of the layers, and in one of them.
     pub parameters: [usize; 2],
+    /// Bytes of the optimizer's state for each byte of weights: 2 for AdamW, 0 for SGD without momentum.
+    pub state: f64,
     /// Seconds of a forward pass.
     pub forward: f64,
     /// Seconds of a backward pass.
@@ -76,7 +78,7 @@ impl Depth {
     /// Bytes of values that wait in the largest pass, and temporary ones.
     fn in_pass(&self) -> f64 {
         // Weights, gradients in their buckets, and the optimizer's state were there.
-        self.besides(self.pass_bytes, 2.0 + MOMENTS)
+        self.besides(self.pass_bytes, 2.0 + self.state)
     }
 
     /// What is resident besides the process and so many values for each trained one.
@@ -130,6 +132,8 @@ pub struct ModelCosts {
     pub rest: f64,
     /// Temporary bytes of the optimizer's step.
     pub step_extra: f64,
+    /// Bytes of the optimizer's state for each byte of weights.
+    pub state: f64,
 }
 
 /// The shape of a model that the figures do not show.
@@ -214,12 +218,15 @@ impl ModelCosts {
         let ways: Vec<Way> = ways.collect();
         let whole = || depths.iter().filter(|depth| depth.tp == 1);
         // A pass leaves memory with the allocator, the less the smaller it was.
-        let extra = whole().map(|depth| depth.besides(depth.end_bytes, 3.0 + MOMENTS));
+        let extra = whole().map(|depth| depth.besides(depth.end_bytes, 3.0 + depth.state));
         Self {
             shape,
             ways,
             rest: whole().map(|depth| depth.rest_bytes).fold(0.0, f64::max),
             step_extra: extra.reduce(f64::min).unwrap_or_default().max(0.0),
+            // That of most layers is the nearest to the model's.
+            state: (depths.iter().max_by_key(|depth| depth.layers))
+                .map_or(0.0, |depth| depth.state),
         }
     }
 

@@ -9,6 +9,7 @@ fn depth(layers: usize) -> Depth {
         recompute: false,
         samples: 10,
         parameters: [2_000_000, 1_000_000],
+        state: 2.0,
         forward: samples * (0.02 + 0.01 * count),
         backward: samples * (0.04 + 0.02 * count),
         optimizer: 1e-9 * (2e6 + 1e6 * count),

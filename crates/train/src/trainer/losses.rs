@@ -44,10 +44,10 @@ impl<T: TrainTask> Trainer<'_, T> {
         self.restore(&mut saved)?;
         let row = self.progress.row;
         let is_of_epoch = back_to + plan.step_in_epoch >= self.step;
-        self.progress = match is_of_epoch {
-            true => saved.value()?,
-            false => Progress::default(),
-        };
+        self.progress = saved.value()?;
+        if !is_of_epoch {
+            self.progress.epoch_sums = [0.0; 2];
+        }
         self.progress.row = row;
         let (first, last) = (back_to + 1, self.step + 1);
         self.epoch_skipped += (last - first).min(plan.step_in_epoch);

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use paceline_ddp::ShardStep;
 use paceline_ddp::sampler::{StepPlan, micro_batches};
-use paceline_ddp::{Precision, ShardStep};
 
+use crate::config::TrainConfig;
 use crate::error::TrainError;
 use crate::task::{Compute, Loss, Part, TrainTask};
 
@@ -26,14 +27,14 @@ pub(crate) fn of_shard<T: TrainTask>(
 /// Runs the forward and backward passes of a shard.
 pub(crate) fn run_shard<T: TrainTask>(
     task: &T,
-    precision: Precision,
+    config: &TrainConfig,
     shard: &mut ShardStep<'_, T::Model>,
     micro: &[T::Batch],
 ) -> Result<(), TrainError> {
     let device = shard.device().clone();
     let compute = Compute {
-        device: &device,
-        precision,
+        label_smoothing: config.label_smoothing,
+        ..Compute::new(&device, config.precision)
     };
     shard.micro_batches(micro.len());
     for batch in micro {

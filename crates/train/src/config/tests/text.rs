@@ -20,8 +20,19 @@ model               small                        default
 epochs              3                            flag --epochs
 global_batch        64                           default
 lr                  0.01                         environment PACELINE_LR
-weight_decay        0.01                         default
+lr_schedule         cosine                       default
+min_lr              none                         default (0; with one-cycle --lr / 250000)
+lr_step_size        none                         default (a third of the epochs)
+lr_gamma            0.1                          default
 warmup              0.1                          default
+optimizer           adamw                        default
+momentum            none                         default (0 with sgd, 0.95 with muon)
+weight_decay        0.01                         default
+label_smoothing     0                            default
+init                none                         default (random weights)
+freeze              none                         default
+patience            none                         default (all epochs are trained)
+monitor             held_out_loss                default
 seed                7                            file train.toml:2
 accumulate          1                            default
 clip_norm           1                            flag --clip-norm
