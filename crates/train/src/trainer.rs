@@ -721,9 +721,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
         self.last_saved = Some(self.step);
         let is_best = self.progress.best.is_at(self.step);
-        let save = |checkpoints: &mut Checkpoints, ddp: &Ddp, checkpoint: Checkpoint<'_, _>| {
-            checkpoints.save(ddp, checkpoint.best(is_best))
-        };
+        let save =
+            |checkpoints: &mut Checkpoints, ddp: &Ddp, checkpoint: Checkpoint<'_, T::Model>| {
+                checkpoints.save(ddp, checkpoint.best(is_best))
+            };
         self.save_by(save, sampler)
     }
 

@@ -3,7 +3,7 @@
 use paceline_checkpoint::Saved;
 use paceline_ddp::sampler::{SamplerState, StepPlan};
 
-use super::{Progress, Trainer, checkpoint};
+use super::{Trainer, checkpoint};
 use crate::console::Console;
 use crate::error::TrainError;
 use crate::optimizer::Optimizer;
