@@ -21,7 +21,7 @@ use crate::error::TrainError;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
 use crate::tokenizer::{FILE as TOKENIZER_FILE, Tokenizer};
 use crate::torch_names::{TorchLayout, torch_tensors};
-use crate::trained::{entry, misfit, newest};
+use crate::trained::{Which, entry, misfit};
 
 /// A format of other programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,14 +77,19 @@ pub struct Exported {
     pub values: usize,
 }
 
-/// Writes the newest checkpoint of the run in `run` to `to`, or into the run directory. A file appears complete or not at all, and replaces an older
+/// Writes a checkpoint of the run in `run` to `to`, or into the run directory. A file appears complete or not at all, and replaces an older
 /// one.
 ///
 /// *Memory*: twice that of the weights, three times for ONNX.
 ///
 /// *Errors*: no checkpoint; a model of a user's program; a format that has no place for the model; the system's; a folder that is there already.
-pub fn export(run: &Path, format: Format, to: Option<&Path>) -> Result<Exported, TrainError> {
-    let saved = newest(run)?;
+pub fn export(
+    run: &Path,
+    which: Which,
+    format: Format,
+    to: Option<&Path>,
+) -> Result<Exported, TrainError> {
+    let saved = which.of_run(run)?;
     let path = to.map_or_else(|| format.place(run), Path::to_owned);
     let model = Model::of(&saved)?;
     let exported = Exported {

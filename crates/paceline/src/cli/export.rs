@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use clap::{ArgMatches, value_parser};
 use paceline_cli::flags::{required, valued};
-use paceline_train::Format;
+use paceline_train::{Format, Which};
 
 /// The command line of `paceline export`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExportArgs {
     /// The run directory; `None` for the newest run.
     pub(crate) run: Option<PathBuf>,
+    /// Which of its checkpoints.
+    pub(crate) which: Which,
     /// The format.
     pub(crate) format: Format,
     /// The file or folder to write; `None` for one in the run directory.
@@ -38,6 +40,7 @@ pub(super) fn command() -> clap::Command {
         .about("Write what a run has trained as safetensors, for PyTorch, Transformers or ONNX")
         .after_help(EXAMPLES)
         .arg(super::eval::run())
+        .arg(super::eval::best())
         .arg(
             valued("format", "FORMAT", Format::NAMES)
                 .default_value("safetensors")
@@ -52,6 +55,7 @@ pub(super) fn read(matches: &ArgMatches) -> ExportArgs {
     let format: String = required(matches, "format");
     ExportArgs {
         run: matches.get_one("run").cloned(),
+        which: super::eval::which(matches),
         format: Format::named(&format).expect("clap knows the names"),
         output: matches.get_one("output").cloned(),
     }

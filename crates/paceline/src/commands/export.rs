@@ -16,7 +16,7 @@ use crate::cli::ExportArgs;
 /// *Errors*: no such run, or one without a checkpoint; a model that the format does not have; a file that cannot be written.
 pub(crate) fn run(args: &ExportArgs) -> Result<Exit, Failure> {
     let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
-    let exported = export(&run, args.format, args.output.as_deref());
+    let exported = export(&run, args.which, args.format, args.output.as_deref());
     let exported = exported.map_err(|error| failed(None, &error))?;
     finish(writeln!(
         io::stdout(),
