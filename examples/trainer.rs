@@ -69,7 +69,7 @@ impl TrainTask for Sine {
         Ok(sums.with(errors.into_scalar::<f32>().into()))
     }
 
-    fn metrics(sums: &Sums) -> Vec<Metric> {
+    fn metrics(&self, sums: &Sums) -> Vec<Metric> {
         vec![Metric::number("mae", sums.mean(0))] // the mean absolute error
     }
 }

@@ -1,17 +1,19 @@
-//! Classification of labelled samples, as a task.
+//! Classification of labelled samples and regression, as a task.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_split::ModelParallel;
 use rayon::prelude::*;
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::config::TrainConfig;
-use crate::data::{self, Dataset, Features, Schema, Values};
+use crate::data::{self, Dataset, Features, Labels, Schema, Target, Values};
 use crate::error::TrainError;
 use crate::model::{ConvNet, Mlp, Net};
+use crate::regression::{self, Deviations};
 use crate::report::plural;
-use crate::scores::{self, Classes, Scores};
+use crate::scores::{self, Scores};
 use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
 
 /// Entries of a checkpoint's metadata.
@@ -19,6 +21,7 @@ pub(crate) const FEATURES_ENTRY: &str = "features";
 pub(crate) const COLUMNS_ENTRY: &str = "columns";
 pub(crate) const SCALING_ENTRY: &str = "scaling";
 pub(crate) const CLASSES_ENTRY: &str = "classes";
+pub(crate) const NUMBER_ENTRY: &str = "number";
 pub(crate) const MODEL_ENTRY: &str = "model";
 
 /// Most values of an evaluation batch of images in files: 256 images of 32 x 32 pixels.
@@ -32,7 +35,7 @@ pub(crate) fn evaluation_images(features: &Features) -> usize {
 /// Samples in plain memory.
 pub struct Samples {
     values: Vec<f32>,
-    labels: Vec<i32>,
+    labels: Labels,
 }
 
 impl TrainTask for Dataset {
@@ -53,46 +56,27 @@ impl TrainTask for Dataset {
             self.name,
             plural(self.train().len() as u64, "sample"),
             self.held_out().len(),
-            plural(self.schema.classes.len() as u64, "class"),
+            match &self.schema.target {
+                Target::Classes(classes) => plural(classes.len() as u64, "class"),
+                Target::Number { .. } => "a number to predict".to_owned(),
+            },
         )
     }
 
     fn warnings(&self) -> Vec<String> {
-        let samples = self.train().len();
-        let label = self.labels.first();
-        let one_class = self.labels.iter().all(|other| Some(other) == label);
-        let one_class = one_class.then(|| {
-            format!(
-                "every label of {} is {}: with one class there is nothing to learn",
-                self.name,
-                self.schema.classes[label.copied().unwrap_or_default() as usize]
-            )
-        });
-        let classes = &self.schema.classes;
-        let are_numbers = classes
-            .last()
-            .is_some_and(|last| last.parse() == Ok(classes.len() - 1));
-        let classes = (classes.len() > samples).then(|| {
-            let few = format!(
-                "{} has {} for {}",
-                self.name,
-                plural(classes.len() as u64, "class"),
-                plural(samples as u64, "training sample"),
-            );
-            match are_numbers {
-                true => format!(
-                    "{few}: labels are class numbers from 0, and the largest is {}",
-                    classes.len() - 1
-                ),
-                false => few,
+        let own = match (&self.schema.target, &self.labels) {
+            (Target::Classes(classes), Labels::Classes(labels)) => {
+                self.class_warnings(classes, labels)
             }
-        });
-        let left_out = match &self.values {
-            Values::Images(images) => images.warning(),
-            Values::Memory(_) => None,
+            (_, Labels::Numbers(numbers)) if numbers.iter().all(|other| *other == numbers[0]) => {
+                vec![format!(
+                    "every number to predict of {} is the same: there is nothing to learn",
+                    self.name
+                )]
+            }
+            _ => Vec::new(),
         };
-        let warnings = one_class.into_iter().chain(classes);
-        warnings.chain(left_out).collect()
+        own.into_iter().chain(self.warnings.clone()).collect()
     }
 
     fn len(&self, part: Part) -> usize {
@@ -103,7 +87,7 @@ impl TrainTask for Dataset {
     }
 
     fn classes(&self) -> &[String] {
-        &self.schema.classes
+        self.schema.target.classes()
     }
 
     fn evaluation_batch(&self) -> usize {
@@ -113,45 +97,55 @@ impl TrainTask for Dataset {
         }
     }
 
-    /// Of the names of classes and files, and which class each sample has.
+    /// Of the names of classes, columns and files, and the label of each sample.
     fn digest(&self) -> Option<String> {
         let mut hash = Sha256::new();
         let mut add = |text: &str| {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        self.schema.classes.iter().for_each(|class| add(class));
+        self.schema
+            .target
+            .classes()
+            .iter()
+            .for_each(|class| add(class));
+        add(&json(&self.schema.columns));
         if let Values::Images(images) = &self.values {
             images.names().for_each(add);
         }
-        for label in &self.labels {
-            hash.update(label.to_le_bytes());
+        match &self.labels {
+            Labels::Classes(labels) => labels
+                .iter()
+                .for_each(|label| hash.update(label.to_le_bytes())),
+            Labels::Numbers(labels) => labels
+                .iter()
+                .for_each(|label| hash.update(label.to_le_bytes())),
         }
         Some(format!("{:x}", hash.finalize()))
     }
 
     /// The schema and the size of the network.
     fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)> {
-        let json = |value: Result<String, serde_json::Error>| value.expect("it always encodes");
         let schema = &self.schema;
+        let target = match &schema.target {
+            Target::Classes(classes) => (CLASSES_ENTRY, json(classes)),
+            number @ Target::Number { .. } => (NUMBER_ENTRY, json(number)),
+        };
         vec![
             ("data", self.name.clone()),
-            (
-                FEATURES_ENTRY,
-                json(serde_json::to_string(&schema.features)),
-            ),
-            (COLUMNS_ENTRY, json(serde_json::to_string(&schema.columns))),
-            (SCALING_ENTRY, json(serde_json::to_string(&schema.scaling))),
-            (CLASSES_ENTRY, json(serde_json::to_string(&schema.classes))),
-            (MODEL_ENTRY, json(serde_json::to_string(&config.model))),
+            (FEATURES_ENTRY, json(&schema.features)),
+            (COLUMNS_ENTRY, json(&schema.columns)),
+            (SCALING_ENTRY, json(&schema.scaling)),
+            target,
+            (MODEL_ENTRY, json(&config.model)),
         ]
     }
 
     fn model(&self, config: &TrainConfig, device: &Device) -> Result<Net, TrainError> {
         let Schema {
-            features, classes, ..
+            features, target, ..
         } = &self.schema;
-        Ok(Net::new(*features, classes.len(), config.model, device))
+        Ok(Net::new(*features, target.outputs(), config.model, device))
     }
 
     fn parts(&self) -> usize {
@@ -193,25 +187,38 @@ impl TrainTask for Dataset {
         let width = self.schema.features.count();
         let mut values = vec![0.0; indices.len() * width];
         let read = |(index, values): (&usize, &mut [f32])| subset.read(*index, epoch, values);
-        let labels: Result<Vec<u32>, _> = match (&self.values, epoch) {
+        match (&self.values, epoch) {
             // Nothing else computes during an evaluation.
             (Values::Images(_), None) => {
                 let samples = indices.par_iter().zip(values.par_chunks_mut(width));
-                samples.map(read).collect()
+                samples.map(read).collect::<Result<(), _>>()?;
             }
             _ => indices
                 .iter()
                 .zip(values.chunks_mut(width))
-                .map(read)
-                .collect(),
-        };
-        let labels = labels?.into_iter().map(|label| label as i32).collect();
+                .try_for_each(read)?,
+        }
+        let labels = subset.labels(&indices);
         Ok(Samples { values, labels })
     }
 
     fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
-        let scores = self.scores(model, batch, compute);
-        Ok(scores.smoothed_loss(compute.label_smoothing))
+        let outputs = self.outputs(model, batch, compute);
+        Ok(match (&batch.labels, &self.class_weights) {
+            (Labels::Classes(labels), None) => {
+                Scores::of(outputs, labels).smoothed_loss(compute.label_smoothing)
+            }
+            (Labels::Classes(labels), Some(weights)) => {
+                let weight = labels.iter().map(|label| weights[*label as usize]).sum();
+                Scores::of(outputs, labels).weighted_loss(weights, weight)
+            }
+            (Labels::Numbers(numbers), _) => {
+                let count = numbers.len();
+                let right = TensorData::new(numbers.clone(), [count, 1]);
+                let right = Tensor::from_data(right, &outputs.device());
+                Loss::new((outputs - right).square().mean(), count)
+            }
+        })
     }
 
     fn evaluate(
@@ -220,31 +227,82 @@ impl TrainTask for Dataset {
         batch: &Samples,
         compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        let scores = self.scores(model, batch, compute);
-        let (right, best) = (scores.right.clone(), scores.best()?);
-        let sums = scores.sums_with(best.clone())?;
-        Ok(sums.with_confusion(&right, &best))
+        let outputs = self.outputs(model, batch, compute);
+        match &batch.labels {
+            Labels::Classes(labels) => {
+                let scores = Scores::of(outputs, labels);
+                let (right, best) = (scores.right.clone(), scores.best()?);
+                let sums = scores.sums_with(best.clone())?;
+                Ok(sums.with_confusion(&right, &best))
+            }
+            Labels::Numbers(numbers) => {
+                let predicted: Vec<f32> = outputs.into_data().iter::<f32>().collect();
+                Ok(regression::sums(&predicted, numbers))
+            }
+        }
     }
 
-    fn metrics(sums: &Sums) -> Vec<Metric> {
-        vec![scores::accuracy(sums)]
+    fn metrics(&self, sums: &Sums) -> Vec<Metric> {
+        match self.schema.target {
+            Target::Classes(_) => vec![scores::accuracy(sums)],
+            Target::Number { deviation, .. } => Deviations::of(sums, deviation).metrics(),
+        }
     }
 }
 
+/// A value in a checkpoint's metadata.
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("it always encodes")
+}
+
 impl Dataset {
-    /// The scores of a batch.
-    pub(crate) fn scores(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Scores {
+    /// What the model says of a batch: scores of the classes, or the standardised number, in f32.
+    ///
+    /// *Shape*: `[samples, outputs]`.
+    fn outputs(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Tensor<2> {
         let Compute {
             device, precision, ..
         } = compute;
-        let count = batch.labels.len();
-        let values = TensorData::new(batch.values.clone(), [count, self.schema.features.count()]);
-        let labels = TensorData::new(batch.labels.clone(), [count]);
+        let features = self.schema.features;
+        let values = TensorData::new(batch.values.clone(), [batch.labels.len(), features.count()]);
         let input = Tensor::from_data(values, device);
-        let scores = precision.logits(model.forward(self.schema.features, precision.input(input)));
-        Scores {
-            right: Tensor::from_data(labels, &scores.device()),
-            classes: Classes::Whole(scores),
-        }
+        precision.logits(model.forward(features, precision.input(input)))
+    }
+
+    /// The scores of a batch of classes.
+    pub(crate) fn scores(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Scores {
+        Scores::of(self.outputs(model, batch, compute), batch.labels.classes())
+    }
+
+    fn class_warnings(&self, classes: &[String], labels: &[u32]) -> Vec<String> {
+        let samples = self.train().len();
+        let label = labels.first();
+        let one_class = labels.iter().all(|other| Some(other) == label);
+        let one_class = one_class.then(|| {
+            format!(
+                "every label of {} is {}: with one class there is nothing to learn",
+                self.name,
+                classes[label.copied().unwrap_or_default() as usize]
+            )
+        });
+        let are_numbers = classes
+            .last()
+            .is_some_and(|last| last.parse() == Ok(classes.len() - 1));
+        let many = (classes.len() > samples).then(|| {
+            let few = format!(
+                "{} has {} for {}",
+                self.name,
+                plural(classes.len() as u64, "class"),
+                plural(samples as u64, "training sample"),
+            );
+            match are_numbers {
+                true => format!(
+                    "{few}: labels are class numbers from 0, and the largest is {}; to predict a number, add --objective regression",
+                    classes.len() - 1
+                ),
+                false => few,
+            }
+        });
+        one_class.into_iter().chain(many).collect()
     }
 }

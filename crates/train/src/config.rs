@@ -337,12 +337,52 @@ pub enum Task {
     Digits,
     /// Images and labels in MNIST's IDX format.
     Idx,
-    /// A table with a header and a label column.
+    /// A table with a label column.
     Csv,
     /// A folder of PNG and JPEG images for each class.
     Images,
     /// Text, to be continued.
     Lm,
+}
+
+/// What the label of a table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// A class.
+    Classification,
+    /// A number.
+    Regression,
+}
+
+/// What becomes of features without a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MissingValues {
+    /// They are refused.
+    Error,
+    /// Numbers are the mean of the training rows, words a category.
+    Fill,
+}
+
+/// What becomes of samples that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BadSamples {
+    /// The job ends.
+    Stop,
+    /// They are left out.
+    Skip,
+}
+
+/// The weights of classes in the loss of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ClassWeights {
+    /// All are 1.
+    None,
+    /// All classes weigh the same together.
+    Balanced,
 }
 
 /// Sizes of the network.

@@ -8,13 +8,14 @@ use paceline_ddp::Precision;
 use serde::Serialize;
 
 use crate::classes::{ClassFigures, Confused, confused, figures};
-use crate::classifier::Classifier;
 use crate::config::{Task, TrainConfig};
-use crate::data;
+use crate::data::{self, Target};
 use crate::error::TrainError;
 use crate::evaluate::{of_shard, split};
 use crate::generate::Generator;
 use crate::language::Text;
+use crate::predictor::Predictor;
+use crate::regression::Deviations;
 use crate::task::{Compute, Part, Sums, TrainTask};
 use crate::trained::Which;
 
@@ -27,19 +28,26 @@ pub struct Evaluation {
     pub data: String,
     /// Samples, or tokens of a text.
     pub predictions: u64,
-    /// Mean cross entropy.
+    /// Mean cross entropy, or mean squared error of standardised numbers.
     pub loss: f64,
     /// Its exponential, for language models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
-    /// Share of right predictions, `0.0..=1.0`.
-    pub accuracy: f64,
+    /// Share of right predictions, `0.0..=1.0`; none of numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// How far predicted numbers are off; none for classes.
+    #[serde(flatten)]
+    pub deviations: Option<Deviations>,
     /// Each class; none for language models.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<ClassFigures>,
     /// How often each class was taken for which one, without the pairs that never were, by classes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub confusion: Vec<Confused>,
+    /// Signs that the data is not what the user intended.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// Evaluates a checkpoint of the run in `config.run_dir` in f32 on the CPU: on the run's held-out data, or on all of the data in
@@ -54,17 +62,17 @@ pub fn eval(
     which: Which,
 ) -> Result<Evaluation, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv | Task::Images => classes(config, data, which),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => samples(config, data, which),
         Task::Lm => language(config, data, which),
     }
 }
 
-fn classes(
+fn samples(
     config: &TrainConfig,
     path: Option<&Path>,
     which: Which,
 ) -> Result<Evaluation, TrainError> {
-    let model = Classifier::of_run(&config.run_dir, which)?;
+    let model = Predictor::of_run(&config.run_dir, which)?;
     let task = match path {
         Some(path) => data::open_as(config, path, &model.schema)?,
         None => data::open(config)?,
@@ -85,10 +93,17 @@ fn classes(
     };
     let mut sums = sums(&task, Part::HeldOut, shards(config, path), score)?;
     let confusion = confused(std::mem::take(&mut sums.confusion));
+    let deviations = match model.schema.target {
+        Target::Number { deviation, .. } => Some(Deviations::of(&sums, deviation)),
+        Target::Classes(_) => None,
+    };
     Ok(Evaluation {
-        classes: figures(&model.schema.classes, &confusion),
+        classes: figures(model.schema.target.classes(), &confusion),
         confusion,
-        ..evaluation(&model.checkpoint, &task.name, sums, None)?
+        warnings: task.warnings.clone(),
+        accuracy: deviations.is_none().then(|| sums.mean(0)),
+        deviations,
+        ..evaluation(&model.checkpoint, &task.name, &sums)?
     })
 }
 
@@ -125,8 +140,11 @@ fn language(
         };
         all = all.add(sums(&task, part, shards(&config, path), score)?);
     }
-    let perplexity = Some(libm::exp(all.mean_loss()));
-    evaluation(&model.checkpoint, task.name(), all, perplexity)
+    Ok(Evaluation {
+        perplexity: Some(libm::exp(all.mean_loss())),
+        accuracy: Some(all.mean(0)),
+        ..evaluation(&model.checkpoint, task.name(), &all)?
+    })
 }
 
 /// Those of the run for its own data, so that sums are added in the same order.
@@ -149,12 +167,8 @@ fn sums<T: TrainTask>(
     shards.try_fold(Sums::default(), |all, shard| Ok(all.add(shard?)))
 }
 
-fn evaluation(
-    checkpoint: &Path,
-    data: &str,
-    sums: Sums,
-    perplexity: Option<f64>,
-) -> Result<Evaluation, TrainError> {
+/// What every evaluation has.
+fn evaluation(checkpoint: &Path, data: &str, sums: &Sums) -> Result<Evaluation, TrainError> {
     if sums.count == 0 {
         return Err(TrainError::usage(
             format!("{data} has nothing to evaluate on"),
@@ -166,9 +180,11 @@ fn evaluation(
         data: data.to_owned(),
         predictions: sums.count,
         loss: sums.mean_loss(),
-        perplexity,
-        accuracy: sums.mean(0),
+        perplexity: None,
+        accuracy: None,
+        deviations: None,
         classes: Vec::new(),
         confusion: Vec::new(),
+        warnings: Vec::new(),
     })
 }

@@ -34,7 +34,7 @@ fn check_monitor<T: TrainTask>(config: &TrainConfig, task: &T) -> Result<(), Tra
     let is_asked = config.monitor != HELD_OUT_LOSS;
     if is_asked {
         monitored(
-            &HeldOut::new(0.0, T::metrics(&Sums::default()))?,
+            &HeldOut::new(0.0, task.metrics(&Sums::default()))?,
             &config.monitor,
         )?;
     }

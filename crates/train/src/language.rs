@@ -362,7 +362,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         self.scores(model, batch, compute).sums()
     }
 
-    fn metrics(sums: &Sums) -> Vec<Metric> {
+    fn metrics(&self, sums: &Sums) -> Vec<Metric> {
         let perplexity = sums.mean_loss().exp();
         let text = format!("perplexity {perplexity:.2}");
         let perplexity = Metric::number("perplexity", perplexity).shown(text);

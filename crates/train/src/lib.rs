@@ -1,13 +1,12 @@
 //! The trainer and its built-in tasks: from settings to a trained model, as one rank of a group.
 //!
 //! - [`config`]: layered settings, each with its source.
-//! - [`data`]: the built-in digits, MNIST-format folders, CSV tables, image folders, texts.
-//! - [`TrainTask`]: data, a model and a loss; the built-in tasks are such ones. [`train`] and [`train_task`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Classifier`]: its classes for samples without labels;
+//! - [`data`]: the built-in digits, MNIST-format folders, tables, image folders, texts.
+//! - [`TrainTask`]: data, a model and a loss; the built-in tasks are such ones. [`train`] and [`train_task`]: the loop, for every task; [`eval()`]: a trained model on other data; [`Predictor`]: its classes or numbers for samples without labels;
 //!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
 mod classes;
-mod classifier;
 mod classify;
 pub mod config;
 mod console;
@@ -26,8 +25,10 @@ mod observe;
 mod optimizer;
 mod page;
 pub mod plan;
+mod predictor;
 pub mod probe;
 mod records;
+mod regression;
 mod replay;
 mod report;
 pub mod run_dir;
@@ -42,7 +43,6 @@ mod trained;
 mod trainer;
 
 pub use classes::{ClassFigures, Confused, class_table, most_confused, printable};
-pub use classifier::{Classifier, Prediction};
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use error::{FailureClass, TrainError};
 pub use eval::{Evaluation, eval};
@@ -50,6 +50,8 @@ pub use export::{Exported, Format, export};
 pub use foresee::{Foreseen, foresee, foresee_task};
 pub use generate::{GenerateOptions, Generator};
 pub use page::{RUNS_MAX, page};
+pub use predictor::{Answer, Prediction, Predictor};
+pub use regression::Deviations;
 pub use replay::{Replay, Replayed, replay};
 pub use setup::use_threads;
 pub use task::{Compute, Loss, Metric, Part, Sums, TrainTask, Unit};

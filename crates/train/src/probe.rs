@@ -391,8 +391,8 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             for part in parts {
                 let device = shard.device().clone();
                 let compute = Compute::new(&device, precision);
-                let Loss { mean, count } = task.loss(&shard.model()?, part, compute)?;
-                shard.backward(mean, count as f32)?;
+                let Loss { mean, weight, .. } = task.loss(&shard.model()?, part, compute)?;
+                shard.backward(mean, weight)?;
             }
             step.pass_bytes = step.pass_bytes.max(reset_peak_after());
             Ok(())

@@ -1,6 +1,7 @@
 //! The scores of a batch's predictions, whole or cut into parts by class.
 
-use burn::tensor::{Device, Int, Tensor};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_nn::cross_entropy;
 use paceline_split::tensor::TensorParallel;
 
@@ -37,6 +38,18 @@ impl Classes {
 }
 
 impl Scores {
+    /// Those of a model that ends on one device.
+    ///
+    /// *Shape*: `[predictions, classes]`.
+    pub(crate) fn of(scores: Tensor<2>, right: &[u32]) -> Self {
+        let right: Vec<i32> = right.iter().map(|class| *class as i32).collect();
+        let count = right.len();
+        Self {
+            right: Tensor::from_data(TensorData::new(right, [count]), &scores.device()),
+            classes: Classes::Whole(scores),
+        }
+    }
+
     /// Number of predictions.
     pub(crate) fn count(&self) -> usize {
         self.right.dims()[0]
@@ -69,8 +82,19 @@ impl Scores {
         let right: Tensor<2> = self.right.clone().one_hot(classes).float();
         let moved = scores.clone() * (right - 1.0 / classes as f64);
         let moved = moved.sum() * (share / count as f64);
-        let Loss { mean, count } = self.loss();
-        Loss::new(mean + moved, count)
+        Loss::new(self.loss().mean + moved, count)
+    }
+
+    /// The mean cross entropy weighted by the right class of each prediction, as PyTorch's `CrossEntropyLoss(weight=..)`. `weight` is the sum of
+    /// these weights.
+    pub(crate) fn weighted_loss(self, weights: &[f32], weight: f32) -> Loss {
+        let count = self.count();
+        let Classes::Whole(scores) = self.classes else {
+            unreachable!("only language models are cut into parts");
+        };
+        let loss = CrossEntropyLossConfig::new().with_weights(Some(weights.to_vec()));
+        let mean = loss.init(&scores.device()).forward(scores, self.right);
+        Loss::weighted(mean, count, weight)
     }
 
     /// The class with the highest score of each prediction, the first of equals.

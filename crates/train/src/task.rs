@@ -57,6 +57,7 @@ impl Unit {
 pub struct Loss {
     pub(crate) mean: Tensor<1>,
     pub(crate) count: usize,
+    pub(crate) weight: f32,
 }
 
 impl Loss {
@@ -65,7 +66,20 @@ impl Loss {
     /// *Shape*: `[1]`.
     #[must_use]
     pub fn new(mean: Tensor<1>, count: usize) -> Self {
-        Self { mean, count }
+        Self::weighted(mean, count, count as f32)
+    }
+
+    /// The same, where predictions have weights: a mean weighted by them, and their sum. The loss of a step is then the weighted mean over all of its
+    /// predictions, as PyTorch's `CrossEntropyLoss(weight=..)` has it for a batch.
+    ///
+    /// *Shape*: `[1]`.
+    #[must_use]
+    pub fn weighted(mean: Tensor<1>, count: usize, weight: f32) -> Self {
+        Self {
+            mean,
+            count,
+            weight,
+        }
     }
 
     /// *Errors*: more values than one, or no prediction.
@@ -371,7 +385,7 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
 
     /// The figures of an evaluation besides the mean loss, from the sums over all held-out samples. With `--monitor` it is also called on
     /// [`Sums::default`], for the names.
-    fn metrics(_: &Sums) -> Vec<Metric> {
+    fn metrics(&self, _: &Sums) -> Vec<Metric> {
         Vec::new()
     }
 }

@@ -42,7 +42,7 @@ use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{PipelineReport, Stages, equal_stages};
-use crate::task::{Part, TrainTask};
+use crate::task::{Part, TrainTask, Unit};
 use best::Best;
 use judge::{Numbers, Policy, Row, Verdict, judge};
 use shards::Loaded;
@@ -164,7 +164,7 @@ fn tell(group: &ProcessGroup, layout: Option<&Layout>, error: &TrainError) {
 /// The trainer's own values in a checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Progress {
-    /// Sum of losses and number of predictions of the current epoch.
+    /// Sum of losses and of the weights of predictions of the current epoch.
     epoch_sums: [f64; 2],
     #[serde(default)]
     row: Row,
@@ -520,10 +520,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.progress.epoch_sums[0] += reduced.loss * weight;
             self.progress.epoch_sums[1] += weight;
         }
-        self.epoch_predictions += weight;
+        // Weights of classes are not counted.
+        let predictions = match T::UNIT {
+            Unit::Samples => plan.samples() as f64,
+            Unit::Tokens => weight,
+        };
+        self.epoch_predictions += predictions;
         self.epoch_skipped += u64::from(skipped);
         self.console.step(self.step, loss);
-        let [samples, tokens] = T::UNIT.split(weight);
+        let [samples, tokens] = T::UNIT.split(predictions);
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&StepRecord {
                 kind: "step",
@@ -683,7 +688,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         )?;
         self.follow()?;
         check_classes(&sums.confusion, self.task.classes().len())?;
-        let held_out = HeldOut::new(sums.mean_loss(), T::metrics(&sums))?;
+        let held_out = HeldOut::new(sums.mean_loss(), self.task.metrics(&sums))?;
         self.confusion = sums.confusion;
         Ok(Some(held_out))
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_cli::flags::{json, option, required, valued};
 use paceline_train::Which;
+use paceline_train::data::table::separator_named;
 
 /// The command line of `paceline eval`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(crate) struct EvalArgs {
     pub(crate) data: Option<PathBuf>,
     /// The column of its labels; `None` for that of the run.
     pub(crate) label_column: Option<String>,
+    /// What separates its cells; `None` as for the run's data.
+    pub(crate) separator: Option<String>,
     /// Print JSON.
     pub(crate) json: bool,
 }
@@ -30,6 +33,8 @@ pub(crate) struct PredictArgs {
     pub(crate) which: Which,
     /// The samples.
     pub(crate) input: PathBuf,
+    /// What separates the cells of a table; `None` as for the run's data.
+    pub(crate) separator: Option<String>,
     /// The file to write; `None` for stdout.
     pub(crate) output: Option<PathBuf>,
 }
@@ -38,7 +43,7 @@ const EVAL_EXAMPLES: &str = "\
 The newest checkpoint is evaluated in 32-bit floats on the CPU, even while the run still trains. Without --data
 a run in 32-bit floats on the CPU gives the very loss and accuracy that it printed then.
 
-With --data all of the data is evaluated: a CSV file with the run's columns and labels, the
+With --data all of the data is evaluated: a table with the run's columns and labels, the
 held-out files of an IDX or image folder, or a text. Values are scaled as those of the run were.
 
 Examples:
@@ -48,8 +53,8 @@ Examples:
 
 const PREDICT_EXAMPLES: &str = "\
 Prints CSV: for each sample its likeliest class, that class's probability, and the probability
-of each class. For a model of tables INPUT is a CSV file with the columns that the run was
-trained on, in any order; others are left out. For a model of an image folder it is a PNG or
+of each class; or the predicted number. For a model of tables INPUT is a table as CSV or JSON
+lines with the columns that the run was trained on, in any order; others are left out. For a model of an image folder it is a PNG or
 JPEG file, or a folder of them and of folders, and each line begins with the path. For a model
 of IDX files it is an IDX file of images, plain or .gz.
 
@@ -60,7 +65,7 @@ Examples:
 
 pub(super) fn eval_command() -> clap::Command {
     clap::Command::new("eval")
-        .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix")
+        .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix; or errors of predicted numbers")
         .after_help(EVAL_EXAMPLES)
         .arg(run())
         .arg(best())
@@ -73,12 +78,13 @@ pub(super) fn eval_command() -> clap::Command {
                 .requires("data")
                 .help("Column with the labels of --data [default: the run's]"),
         )
+        .arg(separator().requires("data"))
         .arg(json())
 }
 
 pub(super) fn predict_command() -> clap::Command {
     clap::Command::new("predict")
-        .about("Print the classes of new samples, with probabilities, by a classifier that a run has trained")
+        .about("Print the classes of new samples, with probabilities, or the numbers that a run has learned to predict")
         .after_help(PREDICT_EXAMPLES)
         .allow_missing_positional(true)
         .arg(run())
@@ -90,10 +96,24 @@ pub(super) fn predict_command() -> clap::Command {
                 .required(true)
                 .help("File with the samples, or folder of images"),
         )
+        .arg(separator())
         .arg(
             valued("output", "FILE", value_parser!(PathBuf))
                 .help("File to write, complete or not at all [default: stdout]"),
         )
+}
+
+fn separator() -> Arg {
+    valued("separator", "NAME", parse_separator)
+        .help("What separates cells: comma, semicolon, tab, pipe, space, or another character [default: as for the run's data]")
+}
+
+/// A separator as it was written, if it can be one.
+fn parse_separator(text: &str) -> Result<String, String> {
+    match separator_named(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("it separates no cells: write comma, semicolon, tab, pipe, space, or one character in quotes".to_owned()),
+    }
 }
 
 /// The run, which may be left out.
@@ -124,6 +144,7 @@ pub(super) fn read_eval(matches: &ArgMatches) -> EvalArgs {
         which: which(matches),
         data: matches.get_one("data").cloned(),
         label_column: matches.get_one("label_column").cloned(),
+        separator: matches.get_one("separator").cloned(),
         json: matches.get_flag("json"),
     }
 }
@@ -133,6 +154,7 @@ pub(super) fn read_predict(matches: &ArgMatches) -> PredictArgs {
         run: matches.get_one("run").cloned(),
         which: which(matches),
         input: required(matches, "input"),
+        separator: matches.get_one("separator").cloned(),
         output: matches.get_one("output").cloned(),
     }
 }

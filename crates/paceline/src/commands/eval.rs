@@ -2,10 +2,12 @@
 
 use std::io::{self, Write};
 
-use paceline_cli::exit::{Exit, Failure};
+use paceline_cli::exit::{Exit, Failure, warn};
 use paceline_cli::flags::finish;
 use paceline_gpu::{columns, words};
-use paceline_train::{ClassFigures, Evaluation, class_table, eval, most_confused, printable};
+use paceline_train::{
+    ClassFigures, Deviations, Evaluation, class_table, eval, most_confused, printable,
+};
 
 use super::failed;
 use super::train::{run_or_newest, settings_of};
@@ -28,8 +30,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
     if args.label_column.is_some() {
         config.label_column.clone_from(&args.label_column);
     }
+    if args.separator.is_some() {
+        config.separator.clone_from(&args.separator);
+    }
     let evaluation = eval(&config, args.data.as_deref(), args.which);
     let evaluation = evaluation.map_err(|error| failed(None, &error))?;
+    evaluation.warnings.iter().for_each(|warning| warn(warning));
     let text = match args.json {
         true => serde_json::to_string(&evaluation).expect("plain data encodes") + "\n",
         false => report(&evaluation),
@@ -45,6 +51,7 @@ fn report(evaluation: &Evaluation) -> String {
         loss,
         perplexity,
         accuracy,
+        deviations,
         classes,
         ..
     } = evaluation;
@@ -53,20 +60,26 @@ fn report(evaluation: &Evaluation) -> String {
         Some(_) => "token",
     };
     let perplexity = perplexity.map(|value| format!("   perplexity {value:.2}"));
+    let accuracy = accuracy.map(|share| format!("   accuracy {:.2} %", share * 100.0));
+    let deviations = deviations.map(|Deviations { mae, rmse, r2 }| {
+        format!("   mae {mae:.4}   rmse {rmse:.4}   r2 {r2:.4}")
+    });
+    let figures: String = [perplexity, accuracy, deviations]
+        .into_iter()
+        .flatten()
+        .collect();
     let mut text = format!(
-        "model     {checkpoint}\ndata      {data}: {}\nresult    loss {loss:.4}{}   accuracy {:.2} %\n",
+        "model     {checkpoint}\ndata      {data}: {}\nresult    loss {loss:.4}{figures}\n",
         words::count(*predictions as usize, noun),
-        perplexity.unwrap_or_default(),
-        accuracy * 100.0
     );
     if !classes.is_empty() {
-        text += &format!("\n{}\n{}", figures(classes), confusion(evaluation));
+        text += &format!("\n{}\n{}", of_classes(classes), confusion(evaluation));
     }
     text
 }
 
 /// A line for each class.
-fn figures(classes: &[ClassFigures]) -> String {
+fn of_classes(classes: &[ClassFigures]) -> String {
     let mut text = class_table(classes, CLASSES_MAX);
     if classes.len() > CLASSES_MAX {
         text += &format!(

@@ -29,6 +29,7 @@ mod same_bits;
 mod signals;
 mod step_time;
 mod support;
+mod tables;
 mod tensor_parallel;
 mod torch_contract;
 mod trained;

@@ -188,12 +188,12 @@ fn files_that_do_not_fit_the_model_are_refused_and_lose_nothing() {
 }
 
 #[test]
-fn a_language_model_is_not_a_classifier_and_images_are_read_from_an_idx_file() {
+fn a_language_model_predicts_no_classes_and_images_are_read_from_an_idx_file() {
     let folder = text_folder();
     let line = "train --task lm --data text.txt --layers 1 --heads 1 --width 16 --context 32 --global-batch 8 --epochs 1 --run-dir lm";
     paceline(folder.path(), line).is_well();
     paceline(folder.path(), "predict lm text.txt")
-        .check(2, &["lm holds no classifier", "paceline generate"]);
+        .check(2, &["lm holds no model of samples", "paceline generate"]);
     let line = "train --model tiny --epochs 1 --run-dir digits";
     paceline(folder.path(), line).is_well();
     paceline(folder.path(), "generate digits x")

@@ -8,7 +8,8 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{NonFinite, Optimizer, TrainConfig};
+use super::{ClassWeights, NonFinite, Optimizer, TrainConfig};
+use crate::data::table::separator_named;
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -23,6 +24,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     check_model(settings)?;
     check_images(settings)?;
     check_learning(settings)?;
+    check_table(settings)?;
     check_devices(settings, ranks, &cited)?;
     check_parts(settings, ranks, &cited)?;
     check_stages(settings, ranks, &cited)?;
@@ -48,7 +50,7 @@ fn check_data(settings: &Settings) -> Result<(), ConfigError> {
         }
         None if !["digits", "lm"].contains(&name) => Err(ConfigError::new(
             format!("task {task} needs `data`"),
-            "name the IDX folder, the CSV file or the image folder with --data",
+            "name the IDX folder, the table or the image folder with --data",
         )),
         _ => Ok(()),
     }
@@ -138,6 +140,20 @@ fn check_images(settings: &Settings) -> Result<(), ConfigError> {
     }
 }
 
+/// Refuses a separator that can be none.
+fn check_table(settings: &Settings) -> Result<(), ConfigError> {
+    match settings.word("separator") {
+        Some(text) if separator_named(text).is_none() => Err(ConfigError::new(
+            format!(
+                "`separator` is {}, which separates no cells",
+                settings.need("separator").cite()
+            ),
+            "write comma, semicolon, tab, pipe, space, or one character in quotes, such as ';'",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// The figures of the three channels of an image.
 pub(super) fn channels(text: &str) -> Option<[f64; 3]> {
     let numbers = text.split(',').map(|number| number.trim().parse().ok());
@@ -156,6 +172,12 @@ fn check_learning(settings: &Settings) -> Result<(), ConfigError> {
             format!("`min_lr` {} is above `lr` {}", cite("min_lr"), cite("lr")),
             "lower --min-lr, or raise --lr",
         ));
+    }
+    let has_smoothing = [("label_smoothing", config.label_smoothing > 0.0)];
+    if config.class_weights != ClassWeights::None {
+        exclude(settings, "class_weights", has_smoothing, |_| {
+            "both change the loss of a class: omit one of them".into()
+        })?;
     }
     match config.optimizer {
         Optimizer::Muon => exclude(settings, "optimizer", [("tp", config.tp.is_some())], |_| {
@@ -533,6 +555,12 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         }
         Need::Classes if is("task", "lm") => Some("a language model has no such loss"),
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
+        Need::Classes if is("objective", "regression") => Some("numbers have no classes"),
+        Need::Split if is("task", "idx") => Some("an IDX folder has held-out files"),
+        Need::Split if is("task", "lm") => Some("a text has a split of its own"),
+        Need::Split if settings.path("test_data").is_some() => {
+            Some("the samples of --test-data are held out")
+        }
         Need::Images if !is("task", "images") => Some("the task has no image files"),
         Need::Group if is("strategy", "single") => Some("strategy single has one rank"),
         Need::Group if uses_devices(settings) => Some("strategies dp and model have one rank"),

@@ -84,18 +84,21 @@ pub(super) fn of_optimizer(settings: &mut Settings) {
     };
     settings.set_default("weight_decay", Value::Number(decay), None);
 }
+/// Endings of files that are tables, with or without a final `.gz`.
+const TABLES: [&str; 4] = [".csv", ".tsv", ".jsonl", ".ndjson"];
 
 /// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
-    let is_csv = path
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    let name = path.file_name().unwrap_or_default();
+    let name = name.to_string_lossy().to_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let is_table = TABLES.iter().any(|ending| name.ends_with(ending));
     match kind {
         PathKind::ImageFolder => Ok("images"),
         PathKind::Folder => Ok("idx"),
         // Even a missing file: the error is then that it is missing.
-        PathKind::File | PathKind::Missing if is_csv => Ok("csv"),
-        PathKind::File => Err("it is a file, but not a .csv file"),
+        PathKind::File | PathKind::Missing if is_table => Ok("csv"),
+        PathKind::File => Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
         PathKind::Missing => Err("there is no such file or folder"),
     }
 }
@@ -330,11 +333,14 @@ mod tests {
         check("flowers", PathKind::ImageFolder, Ok("images"));
         check("wine.csv", PathKind::File, Ok("csv"));
         check("WINE.CSV", PathKind::File, Ok("csv"));
+        check("wine.tsv", PathKind::File, Ok("csv"));
+        check("wine.jsonl.gz", PathKind::File, Ok("csv"));
+        check("wine.ndjson", PathKind::Missing, Ok("csv"));
         check("wine.csv", PathKind::Missing, Ok("csv"));
         check(
             "wine.txt",
             PathKind::File,
-            Err("it is a file, but not a .csv file"),
+            Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
         );
         check(
             "wine",

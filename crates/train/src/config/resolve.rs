@@ -250,6 +250,7 @@ impl Given {
         );
         make_absolute(&mut self.settings, "data", &surroundings.folder);
         make_absolute(&mut self.settings, "init", &surroundings.folder);
+        make_absolute(&mut self.settings, "test_data", &surroundings.folder);
         make_absolute(&mut self.settings, "tokenizer", &surroundings.folder);
         let (mut settings, run_device) = match saved {
             Some(run) => self.over_saved(run)?,

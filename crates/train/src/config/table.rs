@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
 use super::{
-    LrSchedule, ModelSize, NonFinite, Optimizer, RandomCrop, Recovery, Strategy, Switch, Task,
-    TimeoutSeconds, Zero,
+    BadSamples, ClassWeights, LrSchedule, MissingValues, ModelSize, NonFinite, Objective, Optimizer,
+    RandomCrop, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero,
 };
 
 /// Maximum number of ranks, shards or micro-batches in a setting.
@@ -66,6 +66,8 @@ pub(super) enum Need {
     /// A model of blocks.
     Blocks,
     Columns,
+    /// Data without a split of its own.
+    Split,
     /// Images in files.
     Images,
     Group,
@@ -136,6 +138,7 @@ pub(super) const NONE: &str = "none";
 pub(super) const VARIABLE_PREFIX: &str = "PACELINE_";
 
 const TASK: &str = "Task and data";
+const TABLES: &str = "Tables";
 const LEARNING: &str = "Learning";
 const IMAGES: &str = "Image folder";
 const MODEL: &str = "Language model";
@@ -237,15 +240,47 @@ macro_rules! settings {
 // One declaration per setting.
 settings! {
     task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "images", "lm"]),
-        "Task: built-in digits, an MNIST-format IDX folder, a CSV file with a header, a folder of images for each class, or a language model")
+        "Task: built-in digits, an MNIST-format IDX folder, a table as CSV or JSON lines, a folder of images for each class, or a language model")
         .derived("digits, or guessed from --data").fixed(SAMPLES).built_in();
     data: Option<PathBuf> = row(TASK, Kind::Path,
-        "Training data: an IDX folder, a CSV file, an image folder, or a text file or folder")
+        "Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson), an image folder, or a text file or folder")
         .local().fixed(SAMPLES)
         .also(&["dataset"]).built_in();
-    label_column: Option<String> = row(TASK, Kind::Text,
-        "CSV column with the label")
-        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in();
+    held_out: f64 = row(TASK, Kind::Number { min: 0.0, max: 0.99 },
+        "Share of the samples that are evaluated and not trained on, for data without a split of its own; the same ones with every --seed")
+        .or("0.2").fixed(SAMPLES).needs(Need::Split).built_in()
+        .also(&["test_size", "val_split", "validation_split", "train_test_split"]);
+    label_column: Option<String> = row(TABLES, Kind::Text,
+        "Column with the class, or with the number to predict")
+        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["target", "target_column"]);
+    objective: Objective = row(TABLES, Kind::Word(&["classification", "regression"]),
+        "What the label is: a class, or a number to predict with the least mean squared error")
+        .or("classification").fixed(WEIGHTS).needs(Need::Columns).built_in();
+    test_data: Option<PathBuf> = row(TABLES, Kind::Path,
+        "Another table with the same columns to evaluate on; all of --data is then trained on")
+        .local().fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["val_data", "eval_data", "validation_file", "test_file"]);
+    drop_columns: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
+        "Columns that are no features, with commas between: id,name")
+        .fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["ignore_columns", "exclude_columns"]);
+    categorical_columns: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
+        "Columns whose numbers are categories, as words are, with commas between: zip,class")
+        .fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["categorical_features", "categorical_feature", "cat_features"]);
+    separator: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
+        "What separates cells: comma, semicolon, tab, pipe, space, or another character")
+        .unset("told from the first line").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["sep", "delimiter"]);
+    missing_values: MissingValues = row(TABLES, Kind::Word(&["error", "fill"]),
+        "Features without a value, such as empty cells and NA: error refuses them; fill takes a column's mean over the training rows, and makes \
+         missing words a category")
+        .or("error").fixed(SAMPLES).needs(Need::Columns).built_in();
+    bad_samples: BadSamples = row(TABLES, Kind::Word(&["stop", "skip"]),
+        "Lines that cannot be used: stop names the first one, skip leaves them out and counts them")
+        .or("stop").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .also(&["on_bad_lines", "error_bad_lines"]);
     model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a residual network for images; a GPT with about this many parameters for lm")
         .derived("small; resnet20 for image folders, resnet18 from --image-size 64 on; gpt-1m for lm").fixed(WEIGHTS).built_in();
@@ -330,6 +365,11 @@ settings! {
          with the next samples; up to 9 times in a row")
         .or("stop").fixed(OPTIMIZER)
         .also(&["error_if_nonfinite", "check_for_nan_in_loss_and_grad", "terminate_on_nan"]);
+    class_weights: ClassWeights = row(LEARNING, Kind::Word(&["none", "balanced"]),
+        "Weights of the classes in the training loss: balanced gives a rare class as much weight as a frequent one, \
+         samples / (classes * samples of the class)")
+        .or("none").fixed(OPTIMIZER).needs(Need::Classes).built_in()
+        .also(&["class_weight"]);
     image_size: Option<usize> = row(IMAGES, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Side of the square that an image is resized and cropped to, in pixels")
         .unset("224 with resnet18 and resnet50, else 32").fixed(SAMPLES).needs(Need::Images).built_in()

@@ -55,6 +55,11 @@ impl DataProblem {
         self
     }
 
+    /// The problem in words, without advice.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The system could not read the file.
     pub(super) fn io(error: &io::Error) -> Self {
         let problem = Self::new(format!("cannot be read: {error}"));

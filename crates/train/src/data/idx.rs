@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use super::error::similar;
 use super::source::Source;
 use super::{
-    DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, VALUES_MAX, Values, name_of,
-    numbered_classes,
+    DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target, VALUES_MAX,
+    Values, name_of, numbered_classes,
 };
 
 /// Maximum number of images in a file, and maximum side of an image.
@@ -45,11 +45,13 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
             features: images.features(),
             columns: Vec::new(),
             scaling: Scaling::DividedBy(INTENSITY_MAX),
-            classes: numbered_classes(&images.labels),
+            target: Target::Classes(numbered_classes(&images.labels)),
         },
         values: Values::Memory(scaled(&images.pixels, INTENSITY_MAX)),
         split: Split::first(trained, images.labels.len()),
-        labels: images.labels,
+        labels: Labels::Classes(images.labels),
+        class_weights: None,
+        warnings: Vec::new(),
     })
 }
 
@@ -61,7 +63,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     let images = read_part(folder, [images, labels])?;
     let of = |problem: DataProblem| problem.of(&images.path);
     let divisor = fitting(images.features(), schema).map_err(of)?;
-    let classes = schema.classes.len();
+    let classes = schema.target.classes().len();
     if let Some(label) = images
         .labels
         .iter()
@@ -75,7 +77,9 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
         schema: schema.clone(),
         values: Values::Memory(scaled(&images.pixels, divisor)),
         split: Split::all_held_out(images.labels.len()),
-        labels: images.labels,
+        labels: Labels::Classes(images.labels),
+        class_weights: None,
+        warnings: Vec::new(),
     })
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! flowers/train/rose/1.jpg        flowers/rose/1.jpg
 //! flowers/train/tulip/2.png       flowers/tulip/2.png
-//! flowers/val/rose/3.jpg          without train/, a fixed split holds out a fifth
+//! flowers/val/rose/3.jpg          without train/, a share is held out
 //! ```
 //!
 //! Only the names of the files are read when the data is opened. An image is decoded each time that its sample is read, so the data may be larger
@@ -22,7 +22,8 @@ pub use augment::Preparation;
 
 use super::error::{list, nearest, similar};
 use super::{
-    CLASSES_MAX, DataError, DataProblem, Dataset, Features, Scaling, Schema, Split, Values, name_of,
+    CLASSES_MAX, DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target,
+    Values, name_of,
 };
 use crate::config::RandomCrop;
 use decode::Pixels;
@@ -49,40 +50,38 @@ pub struct Images {
     /// The name of each file within its class.
     names: Vec<Box<str>>,
     preparation: Preparation,
-    /// Files that are no images.
-    left_out: LeftOut,
 }
 
 /// Files with other endings in the folders of classes.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Default)]
 struct LeftOut {
     count: usize,
     first: Option<PathBuf>,
 }
 
-/// The images of an image folder: those in `train` are for training, those in `val`, or else in `test`, are held out; without `train`, a fixed split
-/// holds out a fifth.
+/// The images of an image folder: those in `train` are for training, those in `val`, or else in `test`, are held out; without `train`, a share
+/// of them is.
 ///
 /// *Cost*: the names of the files, and their classes.
 ///
 /// *Errors*: no class; a class without an image; a class of the held-out images that has none to train on; names that are not UTF-8.
-pub fn load(folder: &Path, preparation: Preparation) -> Result<Dataset, DataError> {
+pub fn load(folder: &Path, preparation: Preparation, held_out: f64) -> Result<Dataset, DataError> {
     let mut read = Reader::default();
     let train = folder.join("train");
     let (roots, split) = match train.is_dir() {
         true => {
-            let held_out = held_out_of(folder)?;
+            let other = held_out_of(folder)?;
             read.classes = class_names(&train)?;
             read.all(&train)?;
             let trained = read.names.len();
-            read.held_out(&held_out)?;
+            read.held_out(&other)?;
             let split = Split::first(trained, read.names.len());
-            ([train, held_out], split)
+            ([train, other], split)
         }
         false => {
             read.classes = class_names(folder)?;
             read.all(folder)?;
-            let split = Split::fixed(read.names.len());
+            let split = Split::random(read.names.len(), held_out);
             ([folder.to_owned(), folder.to_owned()], split)
         }
     };
@@ -100,7 +99,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
         false => folder.to_owned(),
     };
     let mut read = Reader {
-        classes: schema.classes.clone(),
+        classes: schema.target.classes().to_vec(),
         ..Reader::default()
     };
     read.held_out(&root)?;
@@ -203,11 +202,13 @@ impl Images {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|name| &**name)
     }
+}
 
-    /// Files that are no images, in words.
-    pub(crate) fn warning(&self) -> Option<String> {
-        let first = self.left_out.first.as_ref()?.display();
-        Some(match self.left_out.count {
+impl LeftOut {
+    /// In words.
+    fn warning(&self) -> Option<String> {
+        let first = self.first.as_ref()?.display();
+        Some(match self.count {
             1 => format!("{first} is left out: only .png, .jpg and .jpeg files are images"),
             count => format!(
                 "{count} files are left out, the first is {first}: only .png, .jpg and .jpeg files are images"
@@ -323,16 +324,17 @@ impl Reader {
                     mean: preparation.mean.to_vec(),
                     deviation: preparation.deviation.to_vec(),
                 },
-                classes: self.classes,
+                target: Target::Classes(self.classes),
             },
-            labels: self.labels,
+            labels: Labels::Classes(self.labels),
+            class_weights: None,
+            warnings: self.left_out.warning().into_iter().collect(),
             split,
             values: Values::Images(Images {
                 roots,
                 trained,
                 names: self.names,
                 preparation,
-                left_out: self.left_out,
             }),
         }
     }

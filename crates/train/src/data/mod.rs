@@ -1,12 +1,12 @@
 //! Labelled data sets, in memory or in files of images, split into training and held-out samples.
 
-pub mod csv;
 pub mod digits;
 mod error;
 pub mod idx;
 pub mod images;
 mod open;
 mod source;
+pub mod table;
 pub(crate) mod text;
 
 use std::path::Path;
@@ -25,13 +25,10 @@ pub const VALUES_MAX: u64 = 1 << 29;
 /// Maximum number of classes.
 pub const CLASSES_MAX: usize = 65_536;
 
-/// Seed of the fixed split. Changing it changes every published accuracy.
+/// Seed of the split. Changing it changes every published accuracy.
 const SPLIT_SEED: u64 = 0;
 
-/// Percentage of training samples in the fixed split.
-const TRAIN_PERCENT: usize = 80;
-
-/// A classification data set.
+/// A labelled data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dataset {
     /// Short name, for reports.
@@ -40,10 +37,23 @@ pub struct Dataset {
     pub schema: Schema,
     /// The values of all samples.
     pub values: Values,
-    /// The class of each sample, an index into the schema's classes.
-    pub labels: Vec<u32>,
+    /// What is to be predicted of each sample.
+    pub labels: Labels,
+    /// The weight of each class in the loss of training, if they differ.
+    pub class_weights: Option<Vec<f32>>,
     /// The training and held-out samples.
     pub split: Split,
+    /// Signs that the data is not what the user intended, as found while it was read.
+    pub warnings: Vec<String>,
+}
+
+/// What is to be predicted of each of some samples.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Labels {
+    /// A class, an index into the schema's.
+    Classes(Vec<u32>),
+    /// A number, standardised as the schema's target says.
+    Numbers(Vec<f32>),
 }
 
 /// The values of a data set's samples.
@@ -57,17 +67,130 @@ pub enum Values {
     Images(Images),
 }
 
-/// What a classifier knows of its data: what a sample is, how its values are scaled, and what its classes are called.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What a model knows of its data: what a sample is, how its values are scaled, and what is predicted.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Schema {
     /// What one sample looks like.
     pub features: Features,
-    /// The names of the columns of a table, in the order of the values; none for images.
-    pub columns: Vec<String>,
+    /// The columns of a table, in the order of the values; none for images.
+    pub columns: Vec<Column>,
     /// How the values are scaled.
     pub scaling: Scaling,
-    /// The names of the classes.
-    pub classes: Vec<String>,
+    /// What is predicted.
+    pub target: Target,
+}
+
+/// A column of a table that a model reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Column {
+    /// One of numbers, by its name: one value of a sample.
+    Numbers(String),
+    /// One of words.
+    Categories {
+        /// Its name.
+        name: String,
+        /// The words, each with a value of a sample that is 1 for this word and else 0. The empty one stands for a missing cell.
+        categories: Vec<String>,
+    },
+}
+
+/// What a model predicts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// A class: their names.
+    Classes(Vec<String>),
+    /// A number, minus `mean` and divided by `deviation`.
+    Number {
+        /// Mean over the training samples, in the number's own unit.
+        mean: f64,
+        /// Standard deviation over the training samples (divided by their number), in the same unit; 1 if they are equal.
+        deviation: f64,
+    },
+}
+
+impl Column {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Numbers(name) | Self::Categories { name, .. } => name,
+        }
+    }
+
+    /// Values of a sample.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        match self {
+            Self::Numbers(_) => 1,
+            Self::Categories { categories, .. } => categories.len(),
+        }
+    }
+}
+
+impl Target {
+    /// The names of the classes; none for numbers.
+    #[must_use]
+    pub fn classes(&self) -> &[String] {
+        match self {
+            Self::Classes(classes) => classes,
+            Self::Number { .. } => &[],
+        }
+    }
+
+    /// Values that a model has for a sample: the score of each class, or the number.
+    #[must_use]
+    pub fn outputs(&self) -> usize {
+        match self {
+            Self::Classes(classes) => classes.len(),
+            Self::Number { .. } => 1,
+        }
+    }
+}
+
+impl Labels {
+    /// Number of samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Classes(labels) => labels.len(),
+            Self::Numbers(labels) => labels.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The classes; none if numbers are predicted.
+    #[must_use]
+    pub fn classes(&self) -> &[u32] {
+        match self {
+            Self::Classes(labels) => labels,
+            Self::Numbers(_) => &[],
+        }
+    }
+
+    /// Those of some samples.
+    fn at(&self, indices: impl Iterator<Item = usize>) -> Self {
+        match self {
+            Self::Classes(labels) => Self::Classes(indices.map(|index| labels[index]).collect()),
+            Self::Numbers(labels) => Self::Numbers(indices.map(|index| labels[index]).collect()),
+        }
+    }
+
+    /// Those of both, which are of one kind.
+    fn and(mut self, other: Self) -> Self {
+        match (&mut self, other) {
+            (Self::Classes(labels), Self::Classes(others)) => labels.extend(others),
+            (Self::Numbers(labels), Self::Numbers(others)) => labels.extend(others),
+            _ => unreachable!("both were read for one target"),
+        }
+        self
+    }
 }
 
 impl Dataset {
@@ -83,22 +206,21 @@ impl Dataset {
         self.labels.is_empty()
     }
 
-    /// The values and the class of sample `index`.
+    /// The values of sample `index`.
     ///
     /// # Panics
     ///
     /// If `index` is not below `len`, or the values are in files.
     #[must_use]
-    pub fn sample(&self, index: usize) -> (&[f32], u32) {
+    pub fn sample(&self, index: usize) -> &[f32] {
         let Values::Memory(values) = &self.values else {
             panic!("`Dataset::read` reads the samples of {}", self.name);
         };
         let count = self.schema.features.count();
-        let first = index * count;
-        (&values[first..first + count], self.labels[index])
+        &values[index * count..][..count]
     }
 
-    /// Writes the values of sample `index`, as it is in an epoch of training if there is one, and returns its class.
+    /// Writes the values of sample `index`, as it is in an epoch of training if there is one.
     ///
     /// *Errors*: the file of an image that cannot be read.
     ///
@@ -110,16 +232,49 @@ impl Dataset {
         index: usize,
         epoch: Option<u64>,
         values: &mut [f32],
-    ) -> Result<u32, DataError> {
-        let label = self.labels[index];
+    ) -> Result<(), DataError> {
         match &self.values {
-            Values::Memory(_) => values.copy_from_slice(self.sample(index).0),
+            Values::Memory(_) => values.copy_from_slice(self.sample(index)),
             Values::Images(images) => {
-                let class = &self.schema.classes[label as usize];
+                let class = self.labels.classes()[index] as usize;
+                let class = &self.schema.target.classes()[class];
                 images.read(index, class, epoch, values)?;
             }
         }
-        Ok(label)
+        Ok(())
+    }
+
+    /// The same samples to train on, and all of `other`, a table that was read with the schema of this one, held out.
+    fn and_held_out(mut self, other: Self) -> Self {
+        if let (Values::Memory(values), Values::Memory(others)) = (&mut self.values, other.values) {
+            values.extend(others);
+        }
+        let trained = self.labels.len();
+        self.labels = self.labels.and(other.labels);
+        self.split = Split::first(trained, self.labels.len());
+        self.warnings.extend(other.warnings);
+        self
+    }
+
+    /// The weights that give each class of the training samples the same part in the loss: `samples / (classes * samples of the class)`, as
+    /// scikit-learn's `balanced`. `None` for numbers.
+    fn balanced(&self) -> Option<Vec<f32>> {
+        let labels = self.labels.classes();
+        let mut counts = vec![0_usize; self.schema.target.classes().len()];
+        let train = self.split.train.iter();
+        train
+            .filter_map(|index| labels.get(*index))
+            .for_each(|label| counts[*label as usize] += 1);
+        let (samples, classes) = (
+            self.split.train.len(),
+            counts.iter().filter(|count| **count > 0).count(),
+        );
+        // A class without a training sample weighs nothing in any batch, but Burn's loss wants positive weights.
+        let weight = |count: usize| match count {
+            0 => 1.0,
+            count => (samples as f64 / (classes * count) as f64) as f32,
+        };
+        (!labels.is_empty()).then(|| counts.into_iter().map(weight).collect())
     }
 
     /// The samples to train on.
@@ -152,8 +307,15 @@ impl Schema {
     ///
     /// *Errors*: what is wrong with it, in words.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if !(1..=CLASSES_MAX).contains(&self.classes.len()) {
-            return Err(format!("it has {} classes", self.classes.len()));
+        let is_divisor = |value: f64| value.is_finite() && value != 0.0;
+        match &self.target {
+            Target::Classes(classes) if !(1..=CLASSES_MAX).contains(&classes.len()) => {
+                return Err(format!("it has {} classes", classes.len()));
+            }
+            Target::Number { mean, deviation } if !(mean.is_finite() && is_divisor(*deviation)) => {
+                return Err("the scaling of its target cannot be".to_owned());
+            }
+            Target::Classes(_) | Target::Number { .. } => {}
         }
         let sides = match self.features {
             Features::Image {
@@ -169,12 +331,13 @@ impl Schema {
         let Some(count) = count.filter(|count| (1..=VALUES_MAX as usize).contains(count)) else {
             return Err(format!("its samples are {}", self.features.describe()));
         };
-        let is_divisor = |value: f64| value.is_finite() && value != 0.0;
+        let widths = self.columns.iter().map(Column::width);
+        let columns = widths.fold(0_usize, usize::saturating_add);
         let fits = match (&self.scaling, self.features) {
             (Scaling::DividedBy(divisor), Features::Image { .. }) => is_divisor((*divisor).into()),
             (Scaling::DividedBy(_), Features::Flat { .. }) => false,
             (Scaling::Standardised { mean, deviation }, features) => {
-                let lens = [self.columns.len(), mean.len(), deviation.len()];
+                let lens = [columns, mean.len(), deviation.len()];
                 let is_shaped = match features {
                     Features::Flat { .. } => lens == [count; 3],
                     Features::Image { channels, .. } => {
@@ -259,11 +422,12 @@ impl Features {
 pub enum Scaling {
     /// Divided by a constant.
     DividedBy(f32),
-    /// Each column minus its `mean`, divided by its `deviation`; for files of images each channel, in intensities from 0 to 1.
+    /// Each value minus its `mean`, divided by its `deviation`; for files of images each channel, in intensities from 0 to 1.
     Standardised {
-        /// Mean of each column over the training samples, or of each channel.
+        /// Mean of each value over the training samples, 0 for one of a category; or of each channel.
         mean: Vec<f64>,
-        /// Standard deviation of each column over the training samples (divided by their number), 1 for a constant one; or of each channel.
+        /// Standard deviation of each value over the training samples (divided by their number), 1 for a constant one and one of a category; or
+        /// of each channel.
         deviation: Vec<f64>,
     },
 }
@@ -278,13 +442,18 @@ pub struct Split {
 }
 
 impl Split {
-    /// The fixed split for data without its own: 80 % at random, always the same for the same length.
+    /// The split for data without its own: holds out a share of the samples, `0.0..1.0`, at random, always the same ones for the same length.
     ///
-    /// At least one sample is for training; with two or more, at least one is held out.
+    /// At least one sample is for training; with two or more, at least one is held out, unless the share is 0.
     #[must_use]
-    pub fn fixed(len: usize) -> Self {
+    pub fn random(len: usize, held_out: f64) -> Self {
         let mut train = permutation(len, SPLIT_SEED);
-        let mut held_out = train.split_off((len * TRAIN_PERCENT / 100).max(1).min(len));
+        let most = len
+            .saturating_sub(usize::from(held_out > 0.0))
+            .max(1)
+            .min(len);
+        let trained = (len as f64 * (1.0 - held_out)) as usize;
+        let mut held_out = train.split_off(trained.max(1).min(most));
         train.sort_unstable();
         held_out.sort_unstable();
         Self { train, held_out }
@@ -325,13 +494,24 @@ impl<'a> Subset<'a> {
         self.indices.is_empty()
     }
 
-    /// The values and the class of the subset's sample `index`.
+    /// What is to be predicted of the subset's samples with these indices.
+    ///
+    /// # Panics
+    ///
+    /// If one is not below `len`.
+    #[must_use]
+    pub fn labels(&self, indices: &[usize]) -> Labels {
+        let indices = indices.iter().map(|index| self.indices[*index]);
+        self.dataset.labels.at(indices)
+    }
+
+    /// The values of the subset's sample `index`.
     ///
     /// # Panics
     ///
     /// If `index` is not below `len`.
     #[must_use]
-    pub fn sample(&self, index: usize) -> (&'a [f32], u32) {
+    pub fn sample(&self, index: usize) -> &'a [f32] {
         self.dataset.sample(self.indices[index])
     }
 
@@ -347,7 +527,7 @@ impl<'a> Subset<'a> {
         index: usize,
         epoch: Option<u64>,
         values: &mut [f32],
-    ) -> Result<u32, DataError> {
+    ) -> Result<(), DataError> {
         self.dataset.read(self.indices[index], epoch, values)
     }
 }
@@ -369,22 +549,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fixed_split_covers_every_sample_once_and_never_changes() {
+    fn the_split_covers_every_sample_once_and_never_changes() {
         for len in [1, 2, 3, 5, 100, 1797] {
-            let split = Split::fixed(len);
+            let split = Split::random(len, 0.2);
             let mut all = [split.train.clone(), split.held_out.clone()].concat();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..len), "{len} samples");
         }
         // A golden split: every run on every machine holds out these samples.
-        assert_eq!(Split::fixed(10).held_out, [2, 6]);
-        assert_eq!(Split::fixed(10), Split::fixed(10));
+        assert_eq!(Split::random(10, 0.2).held_out, [2, 6]);
+        assert_eq!(Split::random(10, 0.2), Split::random(10, 0.2));
     }
 
     #[test]
     fn small_sets_still_train_and_hold_out_where_possible() {
         let sizes = |len| {
-            let split = Split::fixed(len);
+            let split = Split::random(len, 0.2);
             (split.train.len(), split.held_out.len())
         };
         assert_eq!(sizes(1), (1, 0));
@@ -394,15 +574,32 @@ mod tests {
     }
 
     #[test]
+    fn the_share_that_is_held_out_is_exact_and_leaves_samples_to_train_on() {
+        for len in 0..2000 {
+            let trained = (len * 80 / 100).max(1).min(len);
+            assert_eq!(Split::random(len, 0.2).train.len(), trained, "{len}");
+        }
+        let sizes = |len, share| {
+            let split = Split::random(len, share);
+            (split.train.len(), split.held_out.len())
+        };
+        assert_eq!(sizes(10, 0.0), (10, 0));
+        assert_eq!(sizes(10, 0.5), (5, 5));
+        assert_eq!(sizes(10, 0.01), (9, 1));
+        assert_eq!(sizes(10, 0.99), (1, 9));
+        assert_eq!(sizes(1, 0.5), (1, 0));
+    }
+
+    #[test]
     fn a_schema_from_a_file_is_checked_before_it_is_used() {
         let schema = Schema {
             features: Features::Flat { count: 1 },
-            columns: vec!["a".to_owned()],
+            columns: vec![Column::Numbers("a".to_owned())],
             scaling: Scaling::Standardised {
                 mean: vec![0.0],
                 deviation: vec![1.0],
             },
-            classes: numbered_classes(&[1]),
+            target: Target::Classes(numbered_classes(&[1])),
         };
         assert_eq!(schema.check(), Ok(()));
         let refused = |change: fn(&mut Schema), says: &str| {
@@ -411,7 +608,17 @@ mod tests {
             let error = other.check().expect_err("refused");
             assert!(error.contains(says), "{error}");
         };
-        refused(|schema| schema.classes.clear(), "0 classes");
+        refused(
+            |schema| schema.target = Target::Classes(Vec::new()),
+            "0 classes",
+        );
+        let still = |schema: &mut Schema| {
+            schema.target = Target::Number {
+                mean: 0.0,
+                deviation: 0.0,
+            };
+        };
+        refused(still, "target");
         refused(|schema| schema.columns.clear(), "scaling does not fit");
         refused(
             |schema| schema.features = Features::Flat { count: 0 },
@@ -437,16 +644,22 @@ mod tests {
             name: "three".to_owned(),
             schema: Schema {
                 features: Features::Flat { count: 2 },
-                columns: ["a", "b"].map(str::to_owned).to_vec(),
+                columns: ["a", "b"]
+                    .map(|name| Column::Numbers(name.to_owned()))
+                    .to_vec(),
                 scaling: Scaling::DividedBy(1.),
-                classes: numbered_classes(&[9]),
+                target: Target::Classes(numbered_classes(&[9])),
             },
             values: Values::Memory(vec![0., 1., 2., 3., 4., 5.]),
-            labels: vec![7, 8, 9],
+            labels: Labels::Classes(vec![7, 8, 9]),
+            class_weights: None,
             split: Split::first(1, 3),
+            warnings: Vec::new(),
         };
-        assert_eq!(dataset.sample(1), (&[2., 3.][..], 8));
+        assert_eq!(dataset.sample(1), [2., 3.]);
         assert_eq!(dataset.train().len(), 1);
-        assert_eq!(dataset.held_out().sample(1), (&[4., 5.][..], 9));
+        let held_out = dataset.held_out();
+        assert_eq!(held_out.sample(1), [4., 5.]);
+        assert_eq!(held_out.labels(&[1, 0]), Labels::Classes(vec![9, 8]));
     }
 }

@@ -38,10 +38,9 @@ pub(crate) fn run_shard<T: TrainTask>(
     };
     shard.micro_batches(micro.len());
     for batch in micro {
-        let Loss { mean, count } = task
+        let Loss { mean, weight, .. } = task
             .loss(&shard.model()?, batch, compute)?
             .checked(task.name())?;
-        let weight = count as f32;
         let value = mean.clone().inner();
         shard.backward(mean, weight)?;
         // Reading the loss any earlier would leave the device idle until the backward pass is submitted.

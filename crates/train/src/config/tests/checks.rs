@@ -224,7 +224,7 @@ fn devices_and_ranks_must_agree() {
 fn a_task_and_its_data_must_fit() {
     refused(
         &[("task", "csv")],
-        "task csv (flag --task) needs `data`\nhint: name the IDX folder, the CSV file or the image folder with --data",
+        "task csv (flag --task) needs `data`\nhint: name the IDX folder, the table or the image folder with --data",
     );
     refused(
         &[("task", "digits"), ("data", "wine.csv")],
@@ -233,8 +233,21 @@ fn a_task_and_its_data_must_fit() {
     );
     refused(
         &[("data", "notes.txt")],
-        "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not a .csv file\n\
+        "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not called .csv, .tsv, .jsonl or .ndjson\n\
          hint: name the task: --task idx, csv, images or lm",
+    );
+}
+
+#[test]
+fn a_separator_is_a_name_or_a_character() {
+    for good in ["tab", "comma", ";", "|", "\\t", "space", ":"] {
+        let flags = [("data", "wine.csv"), ("separator", good)];
+        assert!(with_flags(&flags).is_ok(), "{good}");
+    }
+    refused(
+        &[("data", "wine.csv"), ("separator", "semi")],
+        "`separator` is semi (flag --separator), which separates no cells\n\
+         hint: write comma, semicolon, tab, pipe, space, or one character in quotes, such as ';'",
     );
 }
 
@@ -390,6 +403,24 @@ fn settings_without_effect_give_a_warning() {
         &["`transport` is tcp (flag --transport) and has no effect: strategy single has one rank"],
     );
     check(&[("data", "wine.csv"), ("label_column", "kind")], &[]);
+    let table = [("data", "wine.csv"), ("class_weights", "balanced")];
+    check(&table, &[]);
+    check(
+        &[&table[..], &[("objective", "regression")]].concat(),
+        &[
+            "`class_weights` is balanced (flag --class-weights) and has no effect: numbers have no classes",
+        ],
+    );
+    check(
+        &[
+            ("data", "wine.csv"),
+            ("test_data", "t.csv"),
+            ("held_out", "0.5"),
+        ],
+        &[
+            "`held_out` is 0.5 (flag --held-out) and has no effect: the samples of --test-data are held out",
+        ],
+    );
     check(&[("strategy", "single")], &[]);
     check(
         &[("devices", "3")],

@@ -15,7 +15,15 @@ fn the_explanation_is_a_table_of_values_and_their_sources() {
 setting             value                        from
 task                digits                       default
 data                none                         default
+held_out            0.2                          default
 label_column        none                         default (the column named label)
+objective           classification               default
+test_data           none                         default
+drop_columns        none                         default
+categorical_columns none                         default
+separator           none                         default (told from the first line)
+missing_values      error                        default
+bad_samples         stop                         default
 model               small                        default
 epochs              3                            flag --epochs
 global_batch        64                           default
@@ -38,6 +46,7 @@ accumulate          1                            default
 clip_norm           1                            flag --clip-norm
 precision           f32                          default
 non_finite          stop                         default
+class_weights       none                         default
 image_size          none                         default (224 with resnet18 and resnet50, else 32)
 random_crop         pad                          default
 hflip               0.5                          default

@@ -79,9 +79,12 @@ fn both_parts_are_joined_and_the_files_are_the_split() {
             channels: 1
         }
     );
-    assert_eq!(set.schema.classes.len(), 3);
+    assert_eq!(set.schema.target.classes().len(), 3);
     assert_eq!((set.train().len(), set.held_out().len()), (3, 2));
-    let (pixels, label) = set.held_out().sample(0);
+    let (pixels, label) = (
+        set.held_out().sample(0),
+        set.held_out().labels(&[0]).classes()[0],
+    );
     let pixels: Vec<_> = pixels.iter().map(|pixel| pixel * 255.0).collect();
     assert_eq!((pixels, label), (vec![0., 2., 4., 6., 8., 10.], 2));
 }

@@ -65,7 +65,7 @@ fn write(folder: &TempDir, file: &str, bytes: &[u8]) {
 }
 
 fn open(folder: &TempDir) -> Result<Dataset, DataError> {
-    load(folder.path(), preparation(2, RandomCrop::None))
+    load(folder.path(), preparation(2, RandomCrop::None), 0.2)
 }
 
 /// The error and its advice, with the folder left out.
@@ -87,32 +87,37 @@ fn classes_and_files_are_sorted_and_the_parts_are_kept() {
         "train/b/notes.txt",
     ]);
     let set = open(&parts).expect("a data set");
-    assert_eq!(set.schema.classes, ["a", "b"]);
-    assert_eq!(set.labels, [0, 1, 1, 1]);
+    assert_eq!(set.schema.target.classes(), ["a", "b"]);
+    assert_eq!(set.labels, Labels::Classes(vec![0, 1, 1, 1]));
     assert_eq!((set.train().len(), set.held_out().len()), (3, 1));
     let Values::Images(images) = &set.values else {
         panic!("in files");
     };
     let names: Vec<&str> = images.names.iter().map(|name| &**name).collect();
     assert_eq!(names, ["x.jpg", "1.jpeg", "2.PNG", "z.png"]);
-    let warning = images.warning().expect("a file is left out");
+    let [warning] = &set.warnings[..] else {
+        panic!("a file is left out: {:?}", set.warnings);
+    };
     assert!(warning.contains("notes.txt is left out"), "{warning}");
     assert_eq!(set.schema.check(), Ok(()));
     let mut values = [0.0; 12];
-    assert_eq!(set.read(3, None, &mut values).expect("an image"), 1);
+    set.read(3, None, &mut values).expect("an image");
     assert_eq!(values[..4], [200.0 / 255.0; 4]);
     assert_eq!(values[4..], [0.0; 8]);
-    // Without parts, the fixed split.
+    // Without parts, a share.
     let names: Vec<String> = (0..10)
         .map(|image| format!("{}/{image}.png", image % 2))
         .collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let set = open(&folder(&names)).expect("a data set");
-    assert_eq!(set.split, Split::fixed(10));
+    assert_eq!(set.split, Split::random(10, 0.2));
     // Held-out images of another folder, as a model of these classes reads them.
     let other = folder(&["1/a.png"]);
     let set = load_as(other.path(), &set.schema).expect("it fits");
-    assert_eq!((set.labels, set.split.held_out), (vec![1], vec![0]));
+    assert_eq!(
+        (set.labels.classes(), &set.split.held_out[..]),
+        (&[1][..], &[0][..])
+    );
 }
 
 #[test]
@@ -149,7 +154,8 @@ fn folders_that_are_none_of_images_by_class_are_refused_by_name() {
     let empty = folder(&["a/1.png"]);
     fs::create_dir(empty.path().join("b")).expect("a folder");
     assert!(refusal(&empty).starts_with("DIR/b: an empty class"));
-    let error = load(Path::new("nowhere"), preparation(2, RandomCrop::None)).expect_err("refused");
+    let error =
+        load(Path::new("nowhere"), preparation(2, RandomCrop::None), 0.2).expect_err("refused");
     assert_eq!(error.to_string(), "nowhere: no such file or folder");
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! A trained classifier, applied to samples without labels.
+//! A trained model of samples, applied to those without labels.
 
 use std::path::{Path, PathBuf};
 
@@ -6,35 +6,49 @@ use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::classify::{
-    CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, SCALING_ENTRY, evaluation_images,
+    CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, NUMBER_ENTRY, SCALING_ENTRY,
+    evaluation_images,
 };
-use crate::data::csv::Unlabelled;
-use crate::data::{DataError, Features, Schema, idx, images};
+use crate::config::TrainConfig;
+use crate::data::table::{TableOptions, Unlabelled};
+use crate::data::{DataError, Features, Schema, Target, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
 use crate::trained::{Which, entry, misfit};
 
-/// A trained classifier and what it knows of its data, on the CPU.
-pub struct Classifier {
+/// A trained model and what it knows of its data, on the CPU.
+pub struct Predictor {
     pub(crate) net: Net,
     pub(crate) schema: Schema,
     pub(crate) device: Device,
     pub(crate) checkpoint: PathBuf,
 }
 
-/// What a classifier says of a sample.
+/// What a model says of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// The likeliest class, an index into [`Classifier::classes`].
-    pub class: usize,
-    /// The probability of each class.
-    pub probabilities: Vec<f64>,
-    /// The sample's file, for a model of [images in files](Classifier::reads_files).
+    /// Of which class it is, or its number.
+    pub answer: Answer,
+    /// The sample's file, for a model of [images in files](Predictor::reads_files).
     pub file: Option<PathBuf>,
 }
 
-impl Classifier {
+/// What is predicted.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// A class.
+    Class {
+        /// The likeliest one, an index into [`Predictor::classes`].
+        class: usize,
+        /// The probability of each class.
+        probabilities: Vec<f64>,
+    },
+    /// A number, in the unit of the labels.
+    Number(f64),
+}
+
+impl Predictor {
     /// Loads a checkpoint of the run in `run`.
     ///
     /// *Errors*: no checkpoint; one of a language model; a damaged one.
@@ -42,7 +56,7 @@ impl Classifier {
         let saved = which.of_run(run)?;
         if !saved.metadata().contains_key(FEATURES_ENTRY) {
             return Err(TrainError::usage(
-                format!("{} holds no classifier", run.display()),
+                format!("{} holds no model of samples", run.display()),
                 "for a language model there are `paceline generate` and `paceline eval`",
             ));
         }
@@ -50,12 +64,15 @@ impl Classifier {
             features: entry(&saved, FEATURES_ENTRY)?,
             columns: entry(&saved, COLUMNS_ENTRY)?,
             scaling: entry(&saved, SCALING_ENTRY)?,
-            classes: entry(&saved, CLASSES_ENTRY)?,
+            target: match saved.metadata().contains_key(NUMBER_ENTRY) {
+                true => entry(&saved, NUMBER_ENTRY)?,
+                false => Target::Classes(entry(&saved, CLASSES_ENTRY)?),
+            },
         };
         schema.check().map_err(|what| misfit(&saved, what))?;
         let device = Device::flex();
         let size = entry(&saved, MODEL_ENTRY)?;
-        let net = Net::new(schema.features, schema.classes.len(), size, &device);
+        let net = Net::new(schema.features, schema.target.outputs(), size, &device);
         let checkpoint = saved.path().to_owned();
         Ok(Self {
             net: saved.restore(net)?,
@@ -65,9 +82,9 @@ impl Classifier {
         })
     }
 
-    /// The names of the classes.
+    /// The names of the classes; none if numbers are predicted.
     pub fn classes(&self) -> &[String] {
-        &self.schema.classes
+        self.schema.target.classes()
     }
 
     /// Whether each sample is a file: the model was trained on an image folder.
@@ -75,17 +92,19 @@ impl Classifier {
         self.schema.is_of_files()
     }
 
-    /// Hands a prediction for each sample to `write`, in order, until it returns false. A model of tables reads a CSV file, which may have other
-    /// columns too; one of an image folder a PNG or JPEG file, or all in a folder and those below it; one of IDX files such a file of images.
+    /// Hands a prediction for each sample to `write`, in order, until it returns false, and returns warnings about the samples. A model of tables
+    /// reads one as CSV or JSON lines, which may have other columns too, as `config`, the settings of its run, says; one of an image folder a PNG
+    /// or JPEG file, or all in a folder and those below it; one of IDX files such a file of images.
     ///
     /// *Cost*: one batch in memory, but all images of an IDX file.
     ///
     /// *Errors*: a file that cannot be read, or does not fit the model; lines before a bad one have been handed over.
     pub fn predict(
         &self,
+        config: &TrainConfig,
         input: &Path,
         mut write: impl FnMut(&Prediction) -> bool,
-    ) -> Result<(), TrainError> {
+    ) -> Result<Vec<String>, TrainError> {
         let width = self.schema.features.count();
         match self.schema.features {
             Features::Image { .. } if self.reads_files() => {
@@ -112,7 +131,8 @@ impl Classifier {
                 images.chunks(EVALUATION_BATCH * width).all(&mut apply);
             }
             Features::Flat { .. } => {
-                let mut rows = Unlabelled::open(input, &self.schema)?;
+                let options = TableOptions::new(config, input);
+                let mut rows = Unlabelled::open(&options, &self.schema)?;
                 let mut apply = |values: &[f32]| self.apply(values).iter().all(&mut write);
                 let mut values = Vec::with_capacity(EVALUATION_BATCH * width);
                 loop {
@@ -121,12 +141,12 @@ impl Classifier {
                     let read = fill(&mut rows, &mut values);
                     let goes_on = values.is_empty() || apply(&values);
                     if !read? || !goes_on {
-                        break;
+                        return Ok(rows.warnings());
                     }
                 }
             }
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// The predictions for whole samples.
@@ -139,8 +159,16 @@ impl Classifier {
         );
         let scores = scores.into_data();
         let scores: Vec<f64> = scores.iter::<f64>().collect();
-        let rows = scores.chunks(self.schema.classes.len());
-        rows.map(Prediction::of).collect()
+        let rows = scores.chunks(self.schema.target.outputs());
+        let answer = |row: &[f64]| match self.schema.target {
+            Target::Classes(_) => Answer::of_scores(row),
+            Target::Number { mean, deviation } => Answer::Number(row[0] * deviation + mean),
+        };
+        rows.map(|row| Prediction {
+            answer: answer(row),
+            file: None,
+        })
+        .collect()
     }
 }
 
@@ -154,9 +182,9 @@ fn fill(rows: &mut Unlabelled, values: &mut Vec<f32>) -> Result<bool, DataError>
     Ok(true)
 }
 
-impl Prediction {
+impl Answer {
     /// The softmax of the scores.
-    fn of(scores: &[f64]) -> Self {
+    fn of_scores(scores: &[f64]) -> Self {
         let first_best = |best: usize, class: usize| {
             if scores[class] > scores[best] {
                 class
@@ -168,10 +196,9 @@ impl Prediction {
         let weights = scores.iter().map(|score| libm::exp(score - scores[class]));
         let weights: Vec<f64> = weights.collect();
         let total: f64 = weights.iter().sum();
-        Self {
+        Self::Class {
             class,
             probabilities: weights.iter().map(|weight| weight / total).collect(),
-            file: None,
         }
     }
 }
@@ -182,12 +209,19 @@ mod tests {
 
     #[test]
     fn probabilities_are_the_softmax_and_the_first_of_equals_is_chosen() {
-        let prediction = Prediction::of(&[1.0_f64, 3.0, 3.0, 1.0].map(f64::ln));
-        assert_eq!(prediction.class, 1);
+        let of = |scores: &[f64]| match Answer::of_scores(scores) {
+            Answer::Class {
+                class,
+                probabilities,
+            } => (class, probabilities),
+            Answer::Number(_) => panic!("scores are of classes"),
+        };
+        let (class, probabilities) = of(&[1.0_f64, 3.0, 3.0, 1.0].map(f64::ln));
+        assert_eq!(class, 1);
         let expected = [0.125, 0.375, 0.375, 0.125];
-        for (got, expected) in prediction.probabilities.iter().zip(expected) {
-            assert!((got - expected).abs() < 1e-12, "{prediction:?}");
+        for (got, expected) in probabilities.iter().zip(expected) {
+            assert!((got - expected).abs() < 1e-12, "{probabilities:?}");
         }
-        assert_eq!(Prediction::of(&[1000.0, 0.0]).probabilities, [1.0, 0.0]);
+        assert_eq!(of(&[1000.0, 0.0]).1, [1.0, 0.0]);
     }
 }

@@ -1,0 +1,648 @@
+//! A table: columns of numbers and of words, and one with the label, from CSV or JSON lines.
+//!
+//! ```text
+//! age,city,label          {"age": 31, "city": "Seoul", "label": "yes"}
+//! 31,Seoul,yes            {"age": 40, "city": "Oslo", "label": "no"}
+//! 40,Oslo,no
+//! ```
+
+mod columns;
+mod json;
+mod labels;
+mod rows;
+
+use std::path::{Path, PathBuf};
+
+use super::error::{list, nearest, quote};
+use super::{
+    Column, DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target,
+    VALUES_MAX, Values,
+};
+use crate::config::{BadSamples, MissingValues, Objective, TrainConfig};
+use crate::report::plural;
+use columns::{Cells, Feature, Words, encoded, moments};
+use labels::{Label, LabelColumn, Texts};
+use rows::{Cell, Row, Rows};
+
+/// The default label column.
+const LABEL_COLUMN: &str = "label";
+
+/// The file to read, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableOptions {
+    /// The file, plain or gzip: CSV whose first line names the columns, or JSON lines.
+    pub path: PathBuf,
+    /// Another such file, all of which is held out.
+    pub test_data: Option<PathBuf>,
+    /// Share of the rows that is held out, if there is no other file.
+    pub held_out: f64,
+    /// The column with the label; `None` means the column named `label`.
+    pub label_column: Option<String>,
+    /// Whether labels are classes or numbers.
+    pub objective: Objective,
+    /// Columns that are no features.
+    pub drop_columns: Vec<String>,
+    /// Columns of words, even where these are numbers.
+    pub categorical_columns: Vec<String>,
+    /// The separator of cells; `None` tells it from the first line.
+    pub separator: Option<u8>,
+    /// Cells without a value.
+    pub missing_values: MissingValues,
+    /// Lines that cannot be used.
+    pub bad_samples: BadSamples,
+}
+
+impl TableOptions {
+    /// Those of a job, for its own data or for another file.
+    pub(crate) fn new(config: &TrainConfig, path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            test_data: config.test_data.clone(),
+            held_out: config.held_out,
+            label_column: config.label_column.clone(),
+            objective: config.objective,
+            drop_columns: names_in(config.drop_columns.as_deref()),
+            categorical_columns: names_in(config.categorical_columns.as_deref()),
+            separator: config.separator.as_deref().and_then(separator_named),
+            missing_values: config.missing_values,
+            bad_samples: config.bad_samples,
+        }
+    }
+
+    fn label_column(&self) -> &str {
+        self.label_column.as_deref().unwrap_or(LABEL_COLUMN)
+    }
+
+    /// *Errors*: a name that is no column, or that of the label.
+    fn check_names(&self, names: &[String]) -> Result<(), DataProblem> {
+        let dropped = self.drop_columns.iter().map(|name| (name, "drop"));
+        let categorical = self.categorical_columns.iter();
+        for (wanted, what) in dropped.chain(categorical.map(|name| (name, "categorical"))) {
+            let column = quote(wanted);
+            if wanted == self.label_column() {
+                return Err(DataProblem::new(format!(
+                    "{column:?} is the label: it cannot be one of --{what}-columns"
+                )));
+            }
+            if names.contains(wanted) {
+                continue;
+            }
+            let listed = list(names);
+            let problem = DataProblem::new(format!(
+                "no column {column:?}, which --{what}-columns names; the columns are {listed}"
+            ));
+            return Err(match nearest(wanted, names.iter().map(String::as_str)) {
+                Some(name) => problem.with_hint(format!("did you mean {name:?}?")),
+                None => problem,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The names in a list with commas; one with a comma in it is quoted, as in CSV.
+fn names_in(text: Option<&str>) -> Vec<String> {
+    let mut reader = ::csv::ReaderBuilder::new()
+        .has_headers(false)
+        .trim(::csv::Trim::All)
+        .from_reader(text.unwrap_or_default().as_bytes());
+    let record = reader.records().next().and_then(Result::ok);
+    let names = record.iter().flatten().filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
+}
+
+/// A separator by its name or as itself; `None` if it can be none.
+#[must_use]
+pub fn separator_named(text: &str) -> Option<u8> {
+    match (text, text.as_bytes()) {
+        ("comma", _) => Some(b','),
+        ("semicolon", _) => Some(b';'),
+        ("tab" | "\\t", _) => Some(b'\t'),
+        ("pipe", _) => Some(b'|'),
+        ("space", _) => Some(b' '),
+        // A point and a minus are within numbers, and quotes are around cells.
+        (_, [byte]) if byte.is_ascii_punctuation() && !b".-\"".contains(byte) => Some(*byte),
+        (_, [b'\t' | b' ']) => Some(text.as_bytes()[0]),
+        _ => None,
+    }
+}
+
+/// The rows of a file under a split; all columns besides the label are features, if they are not left out.
+///
+/// A column is one of words if its first value is a word: each word of the training rows is then a category, in alphabetical order, with a
+/// value of 1 or 0.
+///
+/// *Numerics*: cells are read as `f64`. Each column of numbers is standardised by its mean and standard deviation over the training rows
+/// in order, in `f64`, so every rank gets the same bits; only the result is rounded to `f32`.
+/// *Cost*: 8 bytes a cell while reading, 4 for each value afterwards.
+/// *Errors*: name the line, the column and the text. Infinities, numbers among words and words among numbers are refused, as are lines
+///   with too many or too few cells. Spaces around a cell do not count.
+pub fn load(options: &TableOptions) -> Result<Dataset, DataError> {
+    let dataset = read(options).map_err(|problem| problem.of(&options.path))?;
+    match &options.test_data {
+        None => Ok(dataset),
+        Some(path) => {
+            let options = TableOptions {
+                path: path.clone(),
+                ..options.clone()
+            };
+            let test = load_as(&options, &dataset.schema)?;
+            Ok(dataset.and_held_out(test))
+        }
+    }
+}
+
+fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
+    let mut rows = Rows::open(&options.path, options.separator)?;
+    if rows.has_header() {
+        options.check_names(rows.names())?;
+    }
+    let mut table = Table::new(options, &rows)?;
+    table.read(&mut rows, options)?;
+    if !rows.has_header() {
+        options.check_names(rows.names())?;
+    }
+    let len = table.rows;
+    let split = match options.test_data {
+        Some(_) => Split::first(len, len),
+        None => Split::random(len, options.held_out),
+    };
+    let needed = 1 + usize::from(options.test_data.is_none() && options.held_out > 0.0);
+    if len < needed {
+        return Err(table.too_few(needed));
+    }
+    let suspects = table.features.iter();
+    let suspects = suspects.filter_map(|column| column.warning(&split.train));
+    let suspects: Vec<String> = suspects.collect();
+    let (mut columns, mut mean, mut deviation) = (Vec::new(), Vec::new(), Vec::new());
+    for feature in &mut table.features {
+        let (column, scales) = feature.learn(&split.train)?;
+        columns.push(column);
+        mean.extend(scales.iter().map(|(mean, _)| *mean));
+        deviation.extend(scales.iter().map(|(_, deviation)| *deviation));
+    }
+    let warnings = [table.warnings(&options.path), suspects].concat();
+    let scaling = Scaling::Standardised { mean, deviation };
+    let values = encoded(&table.features, &columns, &scaling, len)?.map_err(|column| {
+        DataProblem::new(format!(
+            "column {column:?} cannot be standardised: a held-out value is too far from the others"
+        ))
+    })?;
+    let (target, labels) = match table.labels {
+        LabelColumn::Texts(texts) => {
+            let (classes, labels) = texts.classes();
+            (Target::Classes(classes), Labels::Classes(labels))
+        }
+        LabelColumn::Numbers(numbers) => {
+            let train: Vec<f64> = split.train.iter().map(|row| numbers[*row]).collect();
+            let (mean, deviation) = moments(&train);
+            let target = Target::Number { mean, deviation };
+            let labels = standardised(&target, &numbers, options.label_column())?;
+            (target, labels)
+        }
+        LabelColumn::None | LabelColumn::Known(..) => unreachable!("labels are read"),
+    };
+    Ok(Dataset {
+        name: name(&options.path),
+        schema: Schema {
+            features: Features::Flat {
+                count: columns.iter().map(Column::width).sum(),
+            },
+            columns,
+            scaling,
+            target,
+        },
+        values: Values::Memory(values),
+        labels,
+        class_weights: None,
+        split,
+        warnings,
+    })
+}
+
+/// The numbers to predict, as a model gets them.
+///
+/// *Errors*: one is too far from those of training.
+fn standardised(target: &Target, numbers: &[f64], column: &str) -> Result<Labels, DataProblem> {
+    let Target::Number { mean, deviation } = target else {
+        unreachable!("numbers are read for no classes");
+    };
+    let scaled = numbers
+        .iter()
+        .map(|number| ((number - mean) / deviation) as f32);
+    let scaled: Vec<f32> = scaled.collect();
+    match scaled.iter().all(|number| number.is_finite()) {
+        true => Ok(Labels::Numbers(scaled)),
+        false => {
+            let column = quote(column);
+            Err(DataProblem::new(format!(
+                "column {column:?} cannot be standardised: a number is too far from those trained on"
+            )))
+        }
+    }
+}
+
+/// The rows of a file, all held out, as a model with this schema reads them.
+///
+/// *Errors*: as [`load`]; the file lacks a column of the schema; a label is not among its classes.
+pub fn load_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataError> {
+    let read = || {
+        let mut rows = Rows::open(&options.path, options.separator)?;
+        let mut table = Table::of_model(schema, &rows, options.missing_values)?;
+        table.label = Some(label_of(options, &rows)?);
+        table.labels = match &schema.target {
+            Target::Classes(classes) => LabelColumn::known(classes),
+            Target::Number { .. } => LabelColumn::Numbers(Vec::new()),
+        };
+        table.read(&mut rows, options)?;
+        let warnings = table.warnings(&options.path);
+        let values = table.values(schema)?;
+        let labels = match table.labels {
+            LabelColumn::Known(_, labels) => Labels::Classes(labels),
+            LabelColumn::Numbers(numbers) => {
+                standardised(&schema.target, &numbers, options.label_column())?
+            }
+            LabelColumn::None | LabelColumn::Texts(_) => unreachable!("of a model"),
+        };
+        Ok(Dataset {
+            name: name(&options.path),
+            schema: schema.clone(),
+            values: Values::Memory(values),
+            labels,
+            class_weights: None,
+            split: Split::all_held_out(table.rows),
+            warnings,
+        })
+    };
+    read().map_err(|problem: DataProblem| problem.of(&options.path))
+}
+
+/// The samples of a file without labels, one by one, as a model reads them. Other columns do not matter.
+pub struct Unlabelled {
+    options: TableOptions,
+    schema: Schema,
+    rows: Rows,
+    table: Table,
+    /// Words that are no category of the model, and the first of them, by column.
+    unseen: Vec<Option<(u64, String)>>,
+}
+
+impl Unlabelled {
+    /// Opens the file and reads its columns.
+    ///
+    /// *Errors*: a file that cannot be read; a column of the schema that is missing.
+    pub fn open(options: &TableOptions, schema: &Schema) -> Result<Self, DataError> {
+        let open = || {
+            let rows = Rows::open(&options.path, options.separator)?;
+            let table = Table::of_model(schema, &rows, options.missing_values)?;
+            Ok((rows, table))
+        };
+        let (rows, table) = open().map_err(|problem: DataProblem| problem.of(&options.path))?;
+        Ok(Self {
+            options: options.clone(),
+            schema: schema.clone(),
+            rows,
+            unseen: vec![None; table.features.len()],
+            table,
+        })
+    }
+
+    fn read(&mut self, values: &mut Vec<f32>) -> Result<bool, DataProblem> {
+        let Some(row) = self.rows.next()?.transpose()? else {
+            return Ok(false);
+        };
+        self.table.take(&row, &self.rows, &self.options)??;
+        values.extend(self.table.values(&self.schema)?);
+        for (all, feature) in self.unseen.iter_mut().zip(&mut self.table.features) {
+            if let Some((count, word)) = feature.unseen() {
+                all.get_or_insert((0, word)).0 += count;
+            }
+            feature.clear();
+        }
+        self.table.rows = 0;
+        Ok(true)
+    }
+
+    /// Appends the scaled values of the next row to `values`; false at the end. Bad lines are not skipped, because every row gets an answer.
+    ///
+    /// *Errors*: as [`load`].
+    pub fn next(&mut self, values: &mut Vec<f32>) -> Result<bool, DataError> {
+        self.read(values)
+            .map_err(|problem| problem.of(&self.options.path))
+    }
+
+    /// Signs that the rows so far are not like those that the model was trained on.
+    pub fn warnings(&self) -> Vec<String> {
+        let columns = self.table.features.iter().zip(&self.unseen);
+        let columns = columns
+            .filter_map(|(feature, unseen)| warning(&self.options.path, feature, unseen.clone()));
+        columns.collect()
+    }
+}
+
+fn name(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// Where the label is.
+///
+/// *Errors*: there is no such column.
+fn label_of(options: &TableOptions, rows: &Rows) -> Result<usize, DataProblem> {
+    let (names, wanted) = (rows.names(), options.label_column());
+    names.iter().position(|name| name == wanted).ok_or_else(|| {
+        let listed = list(names);
+        let problem = format!("no column {wanted:?}; the columns are {listed}");
+        let hint = match nearest(wanted, names.iter().map(String::as_str)) {
+            Some(name) => format!("did you mean {name:?}? name it with --label-column"),
+            None if names.len() == 1 => {
+                "if the first line has several columns, name what separates them with --separator"
+                    .to_owned()
+            }
+            None => "name the column that holds the labels with --label-column".to_owned(),
+        };
+        DataProblem::new(problem).with_hint(hint)
+    })
+}
+
+/// The rows of a file that were read.
+struct Table {
+    features: Vec<Feature>,
+    /// Where the label is, if it is read.
+    label: Option<usize>,
+    labels: LabelColumn,
+    rows: usize,
+    /// Columns of the file that were looked at; JSON lines may have further ones.
+    looked_at: usize,
+    /// Whether further columns are features.
+    is_open: bool,
+    skipped: Skipped,
+}
+
+/// Lines that were left out.
+#[derive(Default)]
+struct Skipped {
+    count: u64,
+    first: Option<DataProblem>,
+}
+
+impl Skipped {
+    fn warning(&self, path: &Path) -> Option<String> {
+        let (first, path) = (self.first.as_ref()?, path.display());
+        let lines = plural(self.count, "bad line");
+        let first = first.message();
+        Some(match self.count {
+            1 => format!("{path}: {lines} is left out: {first}"),
+            _ => format!("{path}: {lines} are left out, the first is {first}"),
+        })
+    }
+}
+
+impl Table {
+    /// No rows yet, and all columns besides the label are features, if they are not left out.
+    fn new(options: &TableOptions, rows: &Rows) -> Result<Self, DataProblem> {
+        let mut table = Self {
+            features: Vec::new(),
+            label: Some(label_of(options, rows)?),
+            labels: match options.objective {
+                Objective::Classification => LabelColumn::Texts(Texts::default()),
+                Objective::Regression => LabelColumn::Numbers(Vec::new()),
+            },
+            rows: 0,
+            looked_at: 0,
+            is_open: true,
+            skipped: Skipped::default(),
+        };
+        table.add_features(options, rows.names())?;
+        if rows.has_header() && table.features.is_empty() {
+            let label = quote(options.label_column());
+            let problem = format!("no column besides the label {label:?}");
+            return Err(DataProblem::new(problem));
+        }
+        Ok(table)
+    }
+
+    /// No rows yet, and only the columns of a model are features.
+    ///
+    /// *Errors*: the file has not all of them.
+    fn of_model(schema: &Schema, rows: &Rows, missing: MissingValues) -> Result<Self, DataProblem> {
+        let names = rows.names();
+        // In JSON lines a key may come later.
+        let may_lack = !rows.has_header() && missing == MissingValues::Fill;
+        let feature = |column: &Column| {
+            let at = names.iter().position(|name| name == column.name());
+            if at.is_some() || may_lack {
+                return Ok(Feature::of_model(column, at));
+            }
+            let (wanted, listed) = (quote(column.name()), list(names));
+            let problem = DataProblem::new(format!(
+                "no column {wanted:?}, which the model was trained on; the columns are {listed}"
+            ));
+            Err(match nearest(&wanted, names.iter().map(String::as_str)) {
+                Some(name) => problem.with_hint(format!("rename {name:?}, if it is the same")),
+                None => problem,
+            })
+        };
+        let features = schema.columns.iter().map(feature);
+        Ok(Self {
+            features: features.collect::<Result<_, _>>()?,
+            label: None,
+            labels: LabelColumn::None,
+            rows: 0,
+            looked_at: names.len(),
+            is_open: false,
+            skipped: Skipped::default(),
+        })
+    }
+
+    /// Makes columns that were not looked at yet features.
+    ///
+    /// *Errors*: too many categories.
+    fn add_features(
+        &mut self,
+        options: &TableOptions,
+        names: &[String],
+    ) -> Result<(), DataProblem> {
+        for at in self.looked_at..names.len() {
+            let name = &names[at];
+            if Some(at) == self.label || options.drop_columns.contains(name) {
+                continue;
+            }
+            let mut feature = Feature {
+                name: name.clone(),
+                at: Some(at),
+                cells: match options.categorical_columns.contains(name) {
+                    true => Cells::Words(Words::with_numbers()),
+                    false => Cells::Missing(0),
+                },
+            };
+            (0..self.rows).try_for_each(|_| feature.push(Cell::Missing))?;
+            self.features.push(feature);
+        }
+        self.looked_at = names.len();
+        Ok(())
+    }
+
+    /// Reads all rows, and leaves out bad ones if that is wished.
+    ///
+    /// *Errors*: a file that cannot be read to its end; otherwise a bad row.
+    fn read(&mut self, rows: &mut Rows, options: &TableOptions) -> Result<(), DataProblem> {
+        while let Some(row) = rows.next()? {
+            let taken = match row {
+                Ok(row) => self.take(&row, rows, options)?,
+                Err(problem) => Err(problem),
+            };
+            match (taken, options.bad_samples) {
+                (Ok(()), _) => {}
+                (Err(problem), BadSamples::Stop) => return Err(problem),
+                (Err(problem), BadSamples::Skip) => {
+                    self.skipped.count += 1;
+                    self.skipped.first.get_or_insert(problem);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a row whole, or says why it is bad.
+    ///
+    /// *Errors*: the table as a whole cannot be used.
+    fn take(
+        &mut self,
+        row: &Row,
+        rows: &Rows,
+        options: &TableOptions,
+    ) -> Result<Result<(), DataProblem>, DataProblem> {
+        if let Err(problem) = self.look_at_new(row, rows.names(), options)? {
+            return Ok(Err(problem));
+        }
+        let label = self.label.map(|at| Label {
+            line: row.line,
+            column: &rows.names()[at],
+            text: row.text(at),
+        });
+        let cells: Vec<Cell<'_>> = self
+            .features
+            .iter()
+            .map(|feature| feature.cell(row))
+            .collect();
+        let mut checks = self
+            .features
+            .iter()
+            .zip(&cells)
+            .map(|(feature, cell)| feature.check(row.line, *cell, options.missing_values));
+        let checked = checks.by_ref().collect::<Result<(), _>>();
+        let checked = checked.and_then(|()| match &label {
+            Some(label) => self.labels.check(label),
+            None => Ok(()),
+        });
+        if checked.is_err() {
+            return Ok(checked);
+        }
+        let count = (self.rows as u64 + 1) * self.features.len() as u64;
+        if count > VALUES_MAX {
+            return Err(DataProblem::too_large("values", count, VALUES_MAX));
+        }
+        for (feature, cell) in self.features.iter_mut().zip(cells) {
+            feature.push(cell)?;
+        }
+        if let Some(label) = &label {
+            self.labels.push(label)?;
+        }
+        self.rows += 1;
+        Ok(Ok(()))
+    }
+
+    /// Takes keys of JSON lines that no row before had.
+    fn look_at_new(
+        &mut self,
+        row: &Row,
+        names: &[String],
+        options: &TableOptions,
+    ) -> Result<Result<(), DataProblem>, DataProblem> {
+        if self.looked_at == names.len() {
+            return Ok(Ok(()));
+        }
+        if !self.is_open {
+            for feature in self
+                .features
+                .iter_mut()
+                .filter(|feature| feature.at.is_none())
+            {
+                feature.at = names.iter().position(|name| *name == feature.name);
+            }
+            self.looked_at = names.len();
+            return Ok(Ok(()));
+        }
+        if options.missing_values == MissingValues::Fill {
+            return Ok(Ok(self.add_features(options, names)?));
+        }
+        let is_new = |at: &usize| {
+            !matches!(row.cell(*at), Cell::Missing) && !options.drop_columns.contains(&names[*at])
+        };
+        Ok(match (self.looked_at..names.len()).find(is_new) {
+            None => Ok(()),
+            Some(at) => {
+                let (line, name) = (row.line, quote(&names[at]));
+                Err(DataProblem::new(format!(
+                    "line {line}: key {name:?} is not in the first object"
+                ))
+                .with_hint(
+                    "--missing-values fill takes keys that are missing elsewhere; --drop-columns leaves them out",
+                ))
+            }
+        })
+    }
+
+    /// The values of all rows for a model.
+    fn values(&self, schema: &Schema) -> Result<Vec<f32>, DataProblem> {
+        let encoded = encoded(&self.features, &schema.columns, &schema.scaling, self.rows)?;
+        encoded.map_err(|column| {
+            DataProblem::new(format!(
+                "column {column:?} has a value too far from those that the model was trained on"
+            ))
+        })
+    }
+
+    /// Signs that the rows are not what the user intended.
+    fn warnings(&self, path: &Path) -> Vec<String> {
+        let skipped = self.skipped.warning(path).into_iter();
+        let features = self.features.iter();
+        let of_features = features.filter_map(|feature| warning(path, feature, feature.unseen()));
+        skipped.chain(of_features).collect()
+    }
+
+    fn too_few(&self, needed: usize) -> DataProblem {
+        let samples = plural(self.rows as u64, "sample");
+        let why = match needed {
+            1 => "at least 1 is needed to train on",
+            _ => "at least 2 are needed: one to train on, one to hold out",
+        };
+        let problem = DataProblem::new(format!("{samples}; {why}"));
+        match &self.skipped.first {
+            None => problem,
+            Some(first) => {
+                let lines = plural(self.skipped.count, "bad line");
+                problem.with_hint(format!("{lines} left out, the first: {}", first.message()))
+            }
+        }
+    }
+}
+
+/// A sign that rows do not fit what a model has learned of a column: how many words are no category, and one of them, or no value at all.
+fn warning(path: &Path, feature: &Feature, unseen: Option<(u64, String)>) -> Option<String> {
+    let (path, column) = (path.display(), quote(&feature.name));
+    if feature.at.is_none() {
+        return Some(format!(
+            "{path}: no row has a value in column {column:?}, which the model was trained on"
+        ));
+    }
+    let (count, first) = unseen?;
+    let rows = plural(count, "row");
+    Some(format!(
+        "{path}: {rows} with a word in column {column:?} that no training row has, such as {first:?}: it counts as no category"
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,331 @@
+//! The rows of a table in a file: separated cells below a header, or JSON lines.
+
+use std::collections::BTreeSet;
+use std::io::{self, Chain, Cursor, Read};
+use std::path::Path;
+
+use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminator};
+
+use super::json::{JsonLines, Value};
+use crate::data::DataProblem;
+use crate::data::error::quote;
+use crate::data::source::{Source, not_text};
+use crate::report::plural;
+
+/// Maximum number of bytes read to find the first line.
+const HEAD_BYTES_MAX: u64 = 1 << 20;
+
+/// Maximum number of columns.
+pub(super) const COLUMNS_MAX: usize = 1 << 17;
+
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The separators that are told from the first line.
+const USUAL: [u8; 4] = [b',', b';', b'\t', b'|'];
+
+/// Cells that pandas takes for missing values.
+const MISSING: [&str; 12] = [
+    "", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "-NaN",
+];
+
+/// The rows of a file, one by one, without blank lines.
+pub(super) struct Rows {
+    names: Vec<String>,
+    format: Format,
+    /// The first object of JSON lines, which is read when the file is opened.
+    first: Option<Row>,
+}
+
+enum Format {
+    Separated(Box<Reader<Lines>>),
+    Json(JsonLines<Chain<Cursor<Vec<u8>>, Source>>),
+}
+
+/// The file from its first byte: the part read to find the separator, the rest, and a final line break.
+type Lines = Chain<Chain<Cursor<Vec<u8>>, Source>, &'static [u8]>;
+
+/// A row, and the line that it starts on.
+pub(super) struct Row {
+    pub(super) line: u64,
+    cells: Cells,
+}
+
+enum Cells {
+    Texts(StringRecord),
+    /// By column; keys that first occur further on are not there.
+    Values(Vec<Option<Value>>),
+}
+
+/// A cell as its text or its type says.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cell<'a> {
+    Missing,
+    Number(f64, &'a str),
+    Word(&'a str),
+}
+
+impl Row {
+    pub(super) fn cell(&self, column: usize) -> Cell<'_> {
+        match &self.cells {
+            Cells::Texts(cells) => {
+                let text = &cells[column];
+                match text.parse() {
+                    _ if is_missing(text) => Cell::Missing,
+                    Ok(number) => Cell::Number(number, text),
+                    Err(_) => Cell::Word(text),
+                }
+            }
+            Cells::Values(values) => match values.get(column).and_then(Option::as_ref) {
+                None => Cell::Missing,
+                Some(Value::Number(number, text)) => Cell::Number(*number, text),
+                Some(Value::Word(text)) => Cell::Word(text),
+            },
+        }
+    }
+
+    /// The text of a cell, empty if there is none.
+    pub(super) fn text(&self, column: usize) -> &str {
+        match &self.cells {
+            Cells::Texts(cells) => &cells[column],
+            Cells::Values(values) => match values.get(column).and_then(Option::as_ref) {
+                None => "",
+                Some(Value::Number(_, text) | Value::Word(text)) => text,
+            },
+        }
+    }
+}
+
+/// Whether a text stands for no value.
+pub(super) fn is_missing(text: &str) -> bool {
+    MISSING.contains(&text)
+}
+
+impl Rows {
+    /// Opens a file, whose first bytes say whether it is one of JSON lines.
+    ///
+    /// *Errors*: a file that cannot be read; an unclear or a wrong separator; no names of columns, or two alike.
+    pub(super) fn open(path: &Path, separator: Option<u8>) -> Result<Self, DataProblem> {
+        let mut source = Source::open(path)?;
+        let head = source.read_some(HEAD_BYTES_MAX)?;
+        let start = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&head);
+        let start = start.trim_ascii_start();
+        let marked = head.len() - start.len();
+        match start {
+            [b'{', ..] => {
+                let before = head[..marked].iter().filter(|byte| **byte == b'\n').count();
+                let mut rest = Cursor::new(head);
+                rest.set_position(marked as u64);
+                let lines = JsonLines::open(rest.chain(source), before as u64);
+                let mut rows = Self::of(Format::Json(lines));
+                rows.first = rows.next()?.transpose()?;
+                Ok(rows)
+            }
+            [b'[', rest @ ..] if rest.trim_ascii_start().starts_with(b"{") => Err(
+                DataProblem::new("a JSON array; JSON lines have an object on each line")
+                    .with_hint("`jq -c '.[]' FILE` writes an array as JSON lines"),
+            ),
+            _ => Self::separated(head, source, separator),
+        }
+    }
+
+    fn of(format: Format) -> Self {
+        Self {
+            names: Vec::new(),
+            format,
+            first: None,
+        }
+    }
+
+    fn separated(
+        head: Vec<u8>,
+        source: Source,
+        separator: Option<u8>,
+    ) -> Result<Self, DataProblem> {
+        let mut lines = head.split(|&byte| byte == b'\n');
+        let first = lines.find(|line| !line.trim_ascii().is_empty());
+        let counts = counts(first.unwrap_or_default());
+        let chosen = match separator {
+            Some(separator) => separator,
+            None => guess(counts)?,
+        };
+        // With `\n` as the only terminator and one at the very end, every record ends at a line end, so its line number is
+        // known. A preceding `\r` is trimmed with the other spaces around cells.
+        let reader = ReaderBuilder::new()
+            .has_headers(false)
+            .flexible(true)
+            .delimiter(chosen)
+            .terminator(Terminator::Any(b'\n'))
+            .from_reader(Cursor::new(head).chain(source).chain(&b"\n"[..]));
+        let mut rows = Self::of(Format::Separated(Box::new(reader)));
+        rows.names = rows.header()?;
+        let other = counts.into_iter().max_by_key(|(_, count)| *count);
+        match other {
+            Some((other, 1..)) if rows.names.len() == 1 && other != chosen => {
+                let (header, chosen, other) = (quote(&rows.names[0]), shown(chosen), shown(other));
+                Err(DataProblem::new(format!(
+                    "the separator {chosen} is not in the first line, {header:?}"
+                ))
+                .with_hint(format!("{other} is: name it with --separator")))
+            }
+            _ => Ok(rows),
+        }
+    }
+
+    fn header(&mut self) -> Result<Vec<String>, DataProblem> {
+        let Format::Separated(reader) = &mut self.format else {
+            unreachable!("JSON lines have no header");
+        };
+        let Some(header) = read_record(reader)?.transpose()? else {
+            return Err(
+                DataProblem::new("empty; the first line must name the columns")
+                    .with_hint("the first line could be: age,height,label"),
+            );
+        };
+        let Cells::Texts(header) = header.cells else {
+            unreachable!("a record is of texts");
+        };
+        if header.len() > COLUMNS_MAX {
+            let (columns, max) = (header.len() as u64, COLUMNS_MAX as u64);
+            return Err(DataProblem::too_large("columns", columns, max));
+        }
+        // pandas writes its index without a name, and reads it back as this one.
+        let name = |(at, name): (usize, &str)| match name {
+            "" => format!("Unnamed: {at}"),
+            name => name.to_owned(),
+        };
+        let names: Vec<String> = header.iter().enumerate().map(name).collect();
+        let mut seen = BTreeSet::new();
+        match names.iter().find(|name| !seen.insert(*name)) {
+            None => Ok(names),
+            Some(name) => {
+                let name = quote(name);
+                Err(DataProblem::new(format!("two columns are called {name:?}")))
+            }
+        }
+    }
+
+    /// The columns; in JSON lines those of the objects up to the last one that was read.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Whether the columns are known from the start.
+    pub(super) fn has_header(&self) -> bool {
+        matches!(self.format, Format::Separated(_))
+    }
+
+    /// The next row, or why a line is none; nothing at the end.
+    ///
+    /// *Errors*: the file cannot be read on.
+    pub(super) fn next(&mut self) -> Result<Option<Result<Row, DataProblem>>, DataProblem> {
+        if let Some(first) = self.first.take() {
+            return Ok(Some(Ok(first)));
+        }
+        match &mut self.format {
+            Format::Json(lines) => {
+                let failed = |source: &Chain<_, Source>, error| source.get_ref().1.error(error);
+                let read = lines.next(&mut self.names, failed)?;
+                Ok(read.map(|read| {
+                    read.map(|(line, values)| Row {
+                        line,
+                        cells: Cells::Values(values),
+                    })
+                }))
+            }
+            Format::Separated(reader) => {
+                let row = read_record(reader)?;
+                Ok(row.map(|row| row.and_then(|row| fitting(row, self.names.len()))))
+            }
+        }
+    }
+}
+
+/// A row with a cell for each column.
+fn fitting(row: Row, columns: usize) -> Result<Row, DataProblem> {
+    match &row.cells {
+        Cells::Texts(cells) if cells.len() != columns => {
+            let got = plural(cells.len() as u64, "cell");
+            let expected = plural(columns as u64, "column");
+            let line = row.line;
+            Err(DataProblem::new(format!(
+                "line {line}: {got}, but the header names {expected}"
+            )))
+        }
+        _ => Ok(row),
+    }
+}
+
+fn read_record(
+    reader: &mut Reader<Lines>,
+) -> Result<Option<Result<Row, DataProblem>>, DataProblem> {
+    let mut bytes = ByteRecord::new();
+    loop {
+        let read = reader.read_byte_record(&mut bytes);
+        if !read.map_err(|error| unreadable(reader, error))? {
+            return Ok(None);
+        }
+        let within = bytes.as_slice().iter().filter(|&&byte| byte == b'\n');
+        // The reader's own position of a record is that of preceding blank lines.
+        let line = reader.position().line() - 1 - within.count() as u64;
+        let Ok(mut cells) = StringRecord::from_byte_record(bytes) else {
+            return Ok(Some(Err(not_text(line))));
+        };
+        cells.trim();
+        if cells.len() > 1 || !cells[0].is_empty() {
+            let cells = Cells::Texts(cells);
+            return Ok(Some(Ok(Row { line, cells })));
+        }
+        bytes = cells.into_byte_record();
+    }
+}
+
+fn unreadable(reader: &Reader<Lines>, error: ::csv::Error) -> DataProblem {
+    let (start, _) = reader.get_ref().get_ref();
+    let (_, source) = start.get_ref();
+    source.error(match error.into_kind() {
+        ErrorKind::Io(error) => error,
+        // Other kinds come from decoding, seeking and strict readers, which are not used here.
+        other => io::Error::other(format!("{other:?}")),
+    })
+}
+
+/// How often each usual separator is in the first line, outside of quotes.
+fn counts(line: &[u8]) -> [(u8, usize); 4] {
+    let mut is_quoted = false;
+    let mut counts = USUAL.map(|separator| (separator, 0));
+    for &byte in line {
+        is_quoted ^= byte == b'"';
+        let same = counts
+            .iter_mut()
+            .filter(|(separator, _)| *separator == byte);
+        same.for_each(|(_, count)| *count += usize::from(!is_quoted));
+    }
+    counts
+}
+
+/// The most frequent of the usual separators.
+///
+/// *Errors*: two are.
+fn guess(counts: [(u8, usize); 4]) -> Result<u8, DataProblem> {
+    let most = counts.iter().map(|(_, count)| *count).max().unwrap_or(0);
+    let mut of_most = counts.iter().filter(|(_, count)| *count == most);
+    match (of_most.next(), of_most.next()) {
+        (Some((one, _)), Some((other, _))) if most > 0 => {
+            let (one, other) = (shown(*one), shown(*other));
+            Err(DataProblem::new(format!(
+                "the first line has {one} as often as {other}: either could be the separator"
+            ))
+            .with_hint("name it with --separator"))
+        }
+        (Some((one, _)), _) => Ok(*one),
+        (None, _) => Ok(b','),
+    }
+}
+
+/// A separator in words.
+fn shown(separator: u8) -> String {
+    match separator {
+        b'\t' => "a tab".to_owned(),
+        other => format!("\"{}\"", char::from(other)),
+    }
+}
