@@ -55,7 +55,7 @@ impl Deviations {
         vec![
             Metric::number("mae", self.mae),
             Metric::number("rmse", self.rmse),
-            Metric::number("r2", self.r2),
+            Metric::number("r2", self.r2).higher_is_better(true),
         ]
     }
 }

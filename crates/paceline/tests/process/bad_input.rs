@@ -68,7 +68,7 @@ fn a_malformed_table_is_named_with_line_and_column() {
     );
     refused_table(
         "a,b,label\n1,2,0\n3,,1\n",
-        &["line 3: column \"b\" is \"\"", "fill in"],
+        &["line 3: no value in column \"b\"", "--missing-values fill"],
     );
     refused_table(
         "a,b,label\n1,2,0\n\n3,4\n",
@@ -246,14 +246,14 @@ fn a_number_to_predict_is_told_from_a_class() {
         "a,label\n1,0.5\n2,1.5\n",
         &[
             "\"0.5\" in column \"label\" is no class",
-            "to predict a number (regression)",
+            "to predict a number, add --objective regression",
         ],
     );
     refused_table(
         "a,label\n1,250000\n2,310000\n",
         &[
             "line 2: label 250000 is out",
-            "to predict a number (regression)",
+            "to predict a number, add --objective regression",
         ],
     );
 }

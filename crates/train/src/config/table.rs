@@ -265,7 +265,7 @@ settings! {
         "Columns that are no features, with commas between: id,name")
         .fixed(SAMPLES).needs(Need::Columns).built_in()
         .also(&["ignore_columns", "exclude_columns"]);
-    categorical_columns: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
+    categorical: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "Columns whose numbers are categories, as words are, with commas between: zip,class")
         .fixed(SAMPLES).needs(Need::Columns).built_in()
         .also(&["categorical_features", "categorical_feature", "cat_features"]);

@@ -43,7 +43,7 @@ pub struct TableOptions {
     /// Columns that are no features.
     pub drop_columns: Vec<String>,
     /// Columns of words, even where these are numbers.
-    pub categorical_columns: Vec<String>,
+    pub categorical: Vec<String>,
     /// The separator of cells; `None` tells it from the first line.
     pub separator: Option<u8>,
     /// Cells without a value.
@@ -62,7 +62,7 @@ impl TableOptions {
             label_column: config.label_column.clone(),
             objective: config.objective,
             drop_columns: names_in(config.drop_columns.as_deref()),
-            categorical_columns: names_in(config.categorical_columns.as_deref()),
+            categorical: names_in(config.categorical.as_deref()),
             separator: config.separator.as_deref().and_then(separator_named),
             missing_values: config.missing_values,
             bad_samples: config.bad_samples,
@@ -75,13 +75,16 @@ impl TableOptions {
 
     /// *Errors*: a name that is no column, or that of the label.
     fn check_names(&self, names: &[String]) -> Result<(), DataProblem> {
-        let dropped = self.drop_columns.iter().map(|name| (name, "drop"));
-        let categorical = self.categorical_columns.iter();
-        for (wanted, what) in dropped.chain(categorical.map(|name| (name, "categorical"))) {
+        let dropped = self
+            .drop_columns
+            .iter()
+            .map(|name| (name, "--drop-columns"));
+        let categorical = self.categorical.iter().map(|name| (name, "--categorical"));
+        for (wanted, option) in dropped.chain(categorical) {
             let column = quote(wanted);
             if wanted == self.label_column() {
                 return Err(DataProblem::new(format!(
-                    "{column:?} is the label: it cannot be one of --{what}-columns"
+                    "{column:?} is the label, which {option} cannot name"
                 )));
             }
             if names.contains(wanted) {
@@ -89,7 +92,7 @@ impl TableOptions {
             }
             let listed = list(names);
             let problem = DataProblem::new(format!(
-                "no column {column:?}, which --{what}-columns names; the columns are {listed}"
+                "no column {column:?}, which {option} names; the columns are {listed}"
             ));
             return Err(match nearest(wanted, names.iter().map(String::as_str)) {
                 Some(name) => problem.with_hint(format!("did you mean {name:?}?")),
@@ -162,6 +165,11 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
     if !rows.has_header() {
         options.check_names(rows.names())?;
     }
+    if table.features.is_empty() {
+        let label = quote(options.label_column());
+        let problem = format!("no column besides the label {label:?}");
+        return Err(DataProblem::new(problem));
+    }
     let len = table.rows;
     let split = match options.test_data {
         Some(_) => Split::first(len, len),
@@ -181,7 +189,7 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
         mean.extend(scales.iter().map(|(mean, _)| *mean));
         deviation.extend(scales.iter().map(|(_, deviation)| *deviation));
     }
-    let warnings = [table.warnings(&options.path), suspects].concat();
+    let warnings = [suspects, table.warnings(&options.path)].concat();
     let scaling = Scaling::Standardised { mean, deviation };
     let values = encoded(&table.features, &columns, &scaling, len)?.map_err(|column| {
         DataProblem::new(format!(
@@ -414,11 +422,6 @@ impl Table {
             skipped: Skipped::default(),
         };
         table.add_features(options, rows.names())?;
-        if rows.has_header() && table.features.is_empty() {
-            let label = quote(options.label_column());
-            let problem = format!("no column besides the label {label:?}");
-            return Err(DataProblem::new(problem));
-        }
         Ok(table)
     }
 
@@ -471,7 +474,7 @@ impl Table {
             let mut feature = Feature {
                 name: name.clone(),
                 at: Some(at),
-                cells: match options.categorical_columns.contains(name) {
+                cells: match options.categorical.contains(name) {
                     true => Cells::Words(Words::with_numbers()),
                     false => Cells::Missing(0),
                 },
@@ -521,17 +524,11 @@ impl Table {
             column: &rows.names()[at],
             text: row.text(at),
         });
-        let cells: Vec<Cell<'_>> = self
-            .features
-            .iter()
-            .map(|feature| feature.cell(row))
-            .collect();
-        let mut checks = self
-            .features
-            .iter()
-            .zip(&cells)
-            .map(|(feature, cell)| feature.check(row.line, *cell, options.missing_values));
-        let checked = checks.by_ref().collect::<Result<(), _>>();
+        let cells = self.features.iter().map(|feature| feature.cell(row));
+        let cells: Vec<Cell<'_>> = cells.collect();
+        let missing = options.missing_values;
+        let mut both = self.features.iter().zip(&cells);
+        let checked = both.try_for_each(|(feature, cell)| feature.check(row.line, *cell, missing));
         let checked = checked.and_then(|()| match &label {
             Some(label) => self.labels.check(label),
             None => Ok(()),

@@ -20,7 +20,7 @@ label_column        none                         default (the column named label
 objective           classification               default
 test_data           none                         default
 drop_columns        none                         default
-categorical_columns none                         default
+categorical         none                         default
 separator           none                         default (told from the first line)
 missing_values      error                        default
 bad_samples         stop                         default

@@ -150,12 +150,14 @@ impl Feature {
             {
                 Err(self.not_a_number(line, text))
             }
-            (Cell::Word(text), Cells::Numbers(_)) => {
-                let hint = match text.replace(',', ".").parse::<f64>() {
-                    Ok(_) => "write decimals with a point",
-                    Err(_) => CATEGORICAL,
-                };
+            (Cell::Word(text), Cells::Numbers(_) | Cells::Missing(_))
+                if text.replace(',', ".").parse::<f64>().is_ok() =>
+            {
+                let hint = "write decimals with a point";
                 Err(self.not_a_number(line, text).with_hint(hint))
+            }
+            (Cell::Word(text), Cells::Numbers(_)) => {
+                Err(self.not_a_number(line, text).with_hint(CATEGORICAL))
             }
             _ => Ok(()),
         }
@@ -331,7 +333,7 @@ pub(super) fn encoded(
 const MISSING: &str = "--missing-values fill takes the column's mean, or makes missing words a category; --bad-samples skip leaves out such lines";
 
 /// Advice for numbers and words in one column.
-const CATEGORICAL: &str = "if both are categories, name the column in --categorical-columns; leave it out with --drop-columns, or such lines with --bad-samples skip";
+const CATEGORICAL: &str = "if both are categories, name the column in --categorical; leave it out with --drop-columns, or such lines with --bad-samples skip";
 
 fn valueless(name: &str) -> DataProblem {
     let name = quote(name);

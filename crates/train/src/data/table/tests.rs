@@ -34,7 +34,7 @@ impl File {
                 label_column: None,
                 objective: Objective::Classification,
                 drop_columns: Vec::new(),
-                categorical_columns: Vec::new(),
+                categorical: Vec::new(),
                 separator: None,
                 missing_values: MissingValues::Error,
                 bad_samples: BadSamples::Stop,
@@ -402,7 +402,7 @@ fn numbers_are_categories_where_the_user_says_so() {
         "zip,label\nx,0\n1,1\n",
         "table.csv: line 3: column \"zip\" is \"1\", a number among words",
     );
-    let file = File::new(text).with(|options| options.categorical_columns = names(&["zip"]));
+    let file = File::new(text).with(|options| options.categorical = names(&["zip"]));
     let [Column::Categories { categories, .. }] = &file.load().schema.columns[..] else {
         panic!("one column of words");
     };
@@ -460,7 +460,7 @@ fn columns_are_left_out_by_name() {
         File::new("a,label\n1,0\n2,1\n").with(|options| options.drop_columns = names(&["label"]));
     assert_eq!(
         file.refusal(),
-        "table.csv: \"label\" is the label: it cannot be one of --drop-columns"
+        "table.csv: \"label\" is the label, which --drop-columns cannot name"
     );
     assert_eq!(names_in(Some(" id, \"a,b\",,c ")), ["id", "a,b", "c"]);
     assert_eq!(names_in(None), [""; 0]);
@@ -616,7 +616,7 @@ fn json_lines_that_are_no_rows_are_named() {
     check("{\"a\":1,\"a\":2,\"label\":0}", "key \"a\" is there twice");
     check(
         "{\"a\":1,\"label\":0",
-        "no JSON object: EOF while parsing an object, at column 18",
+        "no JSON object: EOF while parsing an object, at column 16",
     );
     check("{\"label\":0}", "no value in column \"a\"");
     check("{\"a\":null,\"label\":0}", "no value in column \"a\"");
