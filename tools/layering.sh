@@ -23,6 +23,7 @@ declare -rA MAY_USE=(
     [paceline-gpu]='paceline-fake-nvml'
     [paceline-testing]=''
     [paceline-usage]='paceline-gpu paceline-fake-nvml'
+    [paceline-report]='paceline-usage'
     [paceline-fake-library]=''
     [paceline-fake-nvml]='paceline-fake-library'
     [paceline-fake-cuda]='paceline-fake-library'
@@ -31,8 +32,8 @@ declare -rA MAY_USE=(
     [paceline-split]='paceline-nn paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-train]='paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
-    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
-    [paceline]='paceline-nn paceline-split paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-report paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline]='paceline-nn paceline-split paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-report paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
 # Only tests may use this crate; those of any crate may.

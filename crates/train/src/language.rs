@@ -10,6 +10,7 @@ use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
 use paceline_split::pipeline::{Pipeline, PipelineOptions, Sequential, measure};
 use paceline_split::tensor::{ParallelGpt, PartsError, TensorParallel};
+use paceline_usage::figures::thousands;
 
 use crate::config::TrainConfig;
 use crate::data::text::Documents;
@@ -18,7 +19,7 @@ use crate::error::TrainError;
 use crate::init::begun;
 use crate::layout::{Cuts, Layout, Staged};
 use crate::plan::Shape;
-use crate::report::{plural, thousands};
+use crate::report::plural;
 use crate::scores::{self, Classes, Scores};
 use crate::task::{Compute, Loss, Metric, Part, Sums, TrainTask, Unit};
 use crate::tokenizer::Tokenizer;

@@ -9,6 +9,7 @@
 //! - [`ranks`]: what ranks use of processors and memory.
 //! - [`report`]: the figures of a job.
 //! - [`files`]: files that appear whole.
+//! - [`figures`]: numbers and times as people read them.
 //! - [`memory`]: the peak memory of this process.
 //!
 //! ```
@@ -24,6 +25,7 @@
 
 pub mod busy;
 mod csv;
+pub mod figures;
 pub mod files;
 mod history;
 mod machine;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
 use paceline_cli::flags::valued;
-use paceline_train::RUNS_MAX;
+use paceline_report::RUNS_MAX;
 use paceline_usage::Lang;
 
 /// The command line of `paceline report`.

@@ -1,24 +1,18 @@
 //! One page of HTML about runs: curves, ranks, incidents, settings. It needs no network and no script.
 
-mod chart;
-mod curve;
-mod read;
-mod words;
-
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_usage::Lang;
 use paceline_usage::busy::share;
+use paceline_usage::figures::{clock, thousands};
 
-use self::chart::{Line, Scale, draw, escaped, number};
-use self::curve::Curve;
-use self::read::{End, Incident, Run};
-use self::words::Word;
-use crate::classes::ClassFigures;
-use crate::error::TrainError;
-use crate::report::{clock, thousands};
+use crate::chart::{Line, Scale, draw, escaped, number};
+use crate::curve::Curve;
+use crate::error::ReportError;
+use crate::run::{Class, End, Incident, RankEnd, Run};
+use crate::words::{self, Word};
 
 /// Most runs on one page: so many colours can be told apart.
 pub const RUNS_MAX: usize = 8;
@@ -34,7 +28,7 @@ const STYLE: &str = include_str!("page/style.css");
 /// # Panics
 ///
 /// With no folder, or more than [`RUNS_MAX`].
-pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, TrainError> {
+pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, ReportError> {
     assert!(
         (1..=RUNS_MAX).contains(&folders.len()),
         "{} runs",
@@ -221,7 +215,7 @@ impl Page<'_> {
         let percent = |share: Option<f64>| {
             share.map_or("–".into(), |share| format!("{:.2} %", share * 100.0))
         };
-        let row = |class: &ClassFigures| {
+        let row = |class: &Class| {
             vec![
                 escaped(&class.name),
                 thousands(class.samples),
@@ -266,7 +260,7 @@ impl Page<'_> {
         ];
         let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
         let megabytes = |bytes: u64| format!("{} MB", thousands(bytes / 1_000_000));
-        let row = |(rank, totals): (usize, &crate::observe::RankTotals)| {
+        let row = |(rank, totals): (usize, &RankEnd)| {
             let busy = share(usage.busy(rank), total) * 100.0;
             vec![
                 rank.to_string(),

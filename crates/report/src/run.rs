@@ -1,4 +1,4 @@
-//! What a run has written, as far as its page shows it.
+//! What a run has written, as far as it is shown.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -7,10 +7,8 @@ use std::path::Path;
 use paceline_usage::busy::BusyTime;
 use serde::Deserialize;
 
-use super::curve::Curve;
-use crate::classes::ClassFigures;
-use crate::error::TrainError;
-use crate::observe::RankTotals;
+use crate::curve::Curve;
+use crate::error::ReportError;
 
 /// Longest line that is read: one of the end of a job of many thousand ranks fits.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -26,35 +24,35 @@ const INCIDENTS_MAX: usize = 200;
 
 /// One run.
 #[derive(Default)]
-pub(super) struct Run {
-    pub(super) name: String,
+pub struct Run {
+    pub(crate) name: String,
     /// Key, value and source of each setting that has a value.
-    pub(super) settings: Vec<[String; 3]>,
-    pub(super) loss: Curve,
+    pub(crate) settings: Vec<[String; 3]>,
+    pub(crate) loss: Curve,
     /// The last epoch's mean.
-    pub(super) train_loss: Option<f64>,
-    pub(super) held_out_loss: Curve,
-    pub(super) accuracy: Curve,
-    pub(super) rate: Curve,
+    pub(crate) train_loss: Option<f64>,
+    pub(crate) held_out_loss: Curve,
+    pub(crate) accuracy: Curve,
+    pub(crate) rate: Curve,
     /// Share of a step, in percent, in which rank 0 waited for others.
-    pub(super) waited: Curve,
-    pub(super) learning_rate: Curve,
-    pub(super) gradient_norm: Curve,
+    pub(crate) waited: Curve,
+    pub(crate) learning_rate: Curve,
+    pub(crate) gradient_norm: Curve,
     /// Whether predictions are tokens.
-    pub(super) has_tokens: bool,
-    pub(super) steps: u64,
-    pub(super) epochs: u64,
+    pub(crate) has_tokens: bool,
+    pub(crate) steps: u64,
+    pub(crate) epochs: u64,
     /// Time in steps, in seconds.
-    pub(super) seconds: f64,
-    pub(super) incidents: Vec<Incident>,
-    pub(super) incidents_left_out: u64,
+    pub(crate) seconds: f64,
+    pub(crate) incidents: Vec<Incident>,
+    pub(crate) incidents_left_out: u64,
     /// Lines that are no records.
-    pub(super) unread: u64,
-    pub(super) end: Option<End>,
+    pub(crate) unread: u64,
+    pub(crate) end: Option<End>,
 }
 
 /// Something that does not belong to an undisturbed run.
-pub(super) enum Incident {
+pub(crate) enum Incident {
     /// A step was skipped because its numbers were not finite.
     Skipped { step: u64 },
     /// All ranks went back to the state of an earlier step.
@@ -69,31 +67,52 @@ pub(super) enum Incident {
 
 /// The end of a job.
 #[derive(Deserialize)]
-pub(super) struct End {
-    pub(super) weights_sha256: String,
-    pub(super) usage: BusyTime,
-    pub(super) ranks: Vec<RankTotals>,
+pub(crate) struct End {
+    pub(crate) weights_sha256: String,
+    pub(crate) usage: BusyTime,
+    pub(crate) ranks: Vec<RankEnd>,
     #[serde(default)]
     stragglers: Vec<Straggler>,
-    pub(super) best: Option<BestEpoch>,
+    pub(crate) best: Option<BestEpoch>,
     #[serde(default)]
-    pub(super) classes: Vec<ClassFigures>,
+    pub(crate) classes: Vec<Class>,
 }
 
 /// The epoch with the best figure.
-#[derive(Deserialize)]
-pub(super) struct BestEpoch {
-    pub(super) epoch: u64,
-    pub(super) monitor: String,
-    pub(super) value: f64,
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct BestEpoch {
+    pub(crate) epoch: u64,
+    pub(crate) monitor: String,
+    pub(crate) value: f64,
+}
+
+/// How well a class was predicted at the end, as shares.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Class {
+    pub(crate) name: String,
+    pub(crate) samples: u64,
+    pub(crate) precision: Option<f64>,
+    pub(crate) recall: Option<f64>,
+    pub(crate) f1: Option<f64>,
+}
+
+/// What a rank has done with its time.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct RankEnd {
+    pub(crate) waited_for_ranks_ns: u64,
+    pub(crate) waited_for_data_ns: u64,
+    /// Largest resident memory, in bytes.
+    pub(crate) peak_bytes: Option<u64>,
+    /// Bytes sent to other ranks.
+    pub(crate) sent_bytes: u64,
 }
 
 /// A slow rank, with mean times for a shard in seconds.
 #[derive(Clone, Copy, Deserialize)]
-pub(super) struct Straggler {
-    pub(super) rank: usize,
-    pub(super) seconds: f64,
-    pub(super) others_seconds: f64,
+pub(crate) struct Straggler {
+    pub(crate) rank: usize,
+    pub(crate) seconds: f64,
+    pub(crate) others_seconds: f64,
 }
 
 /// What the page needs of a line.
@@ -127,14 +146,13 @@ impl Run {
     /// *Cost*: a pass over `metrics.jsonl`; memory does not grow with it.
     ///
     /// *Errors*: no metrics; the system's.
-    pub(super) fn read(folder: &Path) -> Result<Self, TrainError> {
+    pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join("metrics.jsonl");
         let file = File::open(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => TrainError::usage(
-                format!("{} holds no run: it has no metrics.jsonl", folder.display()),
-                "name the run directory of a `paceline train`",
-            ),
-            _ => TrainError::file("read metrics", &path)(source),
+            ErrorKind::NotFound => ReportError::NoRun {
+                folder: folder.to_owned(),
+            },
+            _ => ReportError::file(&path)(source),
         })?;
         let full = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
         let mut run = Self {
@@ -154,7 +172,7 @@ impl Run {
                 .by_ref()
                 .take(LINE_BYTES_MAX)
                 .read_until(b'\n', &mut line);
-            if read.map_err(TrainError::file("read metrics", &path))? == 0 {
+            if read.map_err(ReportError::file(&path))? == 0 {
                 return Ok(run);
             }
             run.add(&line);
@@ -250,13 +268,13 @@ impl Run {
 /// The settings in a file that `Resolved::to_toml` wrote: `key = value # source`.
 ///
 /// *Errors*: the system's; there may be no such file.
-fn settings(path: &Path) -> Result<Vec<[String; 3]>, TrainError> {
+fn settings(path: &Path) -> Result<Vec<[String; 3]>, ReportError> {
     let mut text = String::new();
     let read =
         File::open(path).and_then(|file| file.take(SETTINGS_BYTES_MAX).read_to_string(&mut text));
     match read {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(TrainError::file("read settings", path)(error));
+            return Err(ReportError::file(path)(error));
         }
         _ => {}
     }

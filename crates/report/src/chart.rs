@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::curve::Curve;
+use crate::curve::Curve;
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 260.0;
@@ -18,16 +18,16 @@ const DECADES_MAX: i32 = 5;
 const MARKS: f64 = 5.0;
 
 /// A curve and the number of its colour.
-pub(super) struct Line<'a> {
-    pub(super) curve: &'a Curve,
-    pub(super) color: usize,
+pub(crate) struct Line<'a> {
+    pub(crate) curve: &'a Curve,
+    pub(crate) color: usize,
     /// Draws the pieces as points joined by a dashed line: they are few.
-    pub(super) is_dotted: bool,
+    pub(crate) is_dotted: bool,
 }
 
 /// What the axis of values covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     /// The values, on a logarithmic axis if they are far apart.
     Wide,
     /// The values.
@@ -107,7 +107,7 @@ impl Axis {
 }
 
 /// The chart; empty without any value.
-pub(super) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &str) -> String {
+pub(crate) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &str) -> String {
     let pieces = || lines.iter().flat_map(|line| line.curve.pieces());
     let (mut low, mut high, mut last) = (f64::INFINITY, f64::NEG_INFINITY, 0);
     for piece in pieces() {
@@ -203,7 +203,7 @@ pub(super) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &st
 }
 
 /// A number with up to four significant digits.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 10_000.0 {
         let (divisor, unit) = match size {
@@ -228,7 +228,7 @@ fn trimmed(value: f64, digits: usize) -> String {
     text.to_owned()
 }
 
-pub(super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

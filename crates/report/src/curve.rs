@@ -8,7 +8,7 @@ const VALUE_MAX: f64 = 1e100;
 
 /// Values by step, gathered into pieces of equally many steps once there are too many.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Curve {
+pub(crate) struct Curve {
     /// Steps of a piece.
     stride: u64,
     pieces: Vec<Piece>,
@@ -18,17 +18,17 @@ pub(super) struct Curve {
 
 /// The values of some steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Piece {
+pub(crate) struct Piece {
     /// The first step of the piece that has a value.
-    pub(super) step: u64,
+    pub(crate) step: u64,
     count: u64,
     sum: f64,
-    pub(super) least: f64,
-    pub(super) most: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
 }
 
 impl Piece {
-    pub(super) fn mean(&self) -> f64 {
+    pub(crate) fn mean(&self) -> f64 {
         self.sum / self.count as f64
     }
 }
@@ -45,7 +45,7 @@ impl Default for Curve {
 
 impl Curve {
     /// Adds a value. Steps may come again, after ranks went back. Values that are not finite, or that no chart could show, leave a gap.
-    pub(super) fn push(&mut self, step: u64, value: f64) {
+    pub(crate) fn push(&mut self, step: u64, value: f64) {
         if value.is_nan() || value.abs() > VALUE_MAX {
             return;
         }
@@ -83,11 +83,11 @@ impl Curve {
         self.pieces = halved.split_off(extra);
     }
 
-    pub(super) fn pieces(&self) -> &[Piece] {
+    pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    pub(super) fn last(&self) -> Option<f64> {
+    pub(crate) fn last(&self) -> Option<f64> {
         self.last
     }
 }
