@@ -36,6 +36,7 @@ mod scores;
 mod setup;
 mod stages;
 mod task;
+mod tensorboard;
 mod tokenizer;
 mod torch_names;
 mod trained;

@@ -3,7 +3,17 @@
 use serde::{Serialize, Serializer};
 
 use crate::error::TrainError;
+use crate::report::Header;
 use crate::task::Metric;
+
+/// A line for the start of a job.
+#[derive(Serialize)]
+pub(crate) struct StartRecord<'a> {
+    #[serde(flatten)]
+    pub(crate) header: &'a Header,
+    /// Steps done before.
+    pub(crate) step: u64,
+}
 
 /// A line for a step.
 #[derive(Serialize)]

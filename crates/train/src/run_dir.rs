@@ -5,6 +5,7 @@
 //!   config.toml      resolved settings, each with its source
 //!   tokenizer.json   of a language model whose tokens are not bytes
 //!   metrics.jsonl    one JSON object per step, per evaluation and per epoch
+//!   events.out.*     the same for TensorBoard
 //!   logs/            output of every rank
 //!   checkpoints/     see `paceline_checkpoint`
 //! ```
@@ -12,12 +13,17 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use paceline_checkpoint::{FolderLock, LockError};
 use paceline_rendezvous::env::WorkerEnv;
 use serde::Serialize;
 
 use crate::error::TrainError;
+use crate::tensorboard::Events;
+
+/// Figures are seen by others at most so much later.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
 
 /// A run directory locked by this process, at most until the process ends.
 #[derive(Debug)]
@@ -126,7 +132,7 @@ pub fn has_checkpoint(path: &Path) -> bool {
     !paceline_checkpoint::list(&checkpoints(path)).is_empty()
 }
 
-/// Metrics as JSON lines; written by rank 0 alone.
+/// Metrics as JSON lines and for TensorBoard; written by rank 0 alone.
 pub struct Metrics {
     path: PathBuf,
     to: Lines,
@@ -136,7 +142,7 @@ pub struct Metrics {
 
 /// Where lines go.
 enum Lines {
-    File(BufWriter<File>),
+    Files(Files),
     /// On a rank that goes on if rank 0 is lost.
     Kept {
         /// The last ones, which rank 0 may not have written.
@@ -144,6 +150,31 @@ enum Lines {
         /// Whether another rank has become rank 0 since the last step.
         has_new_writer: bool,
     },
+}
+
+/// The files of rank 0.
+struct Files {
+    lines: BufWriter<File>,
+    events: Events,
+    flushed_at: Instant,
+}
+
+impl Files {
+    fn add(&mut self, line: &[u8]) -> std::io::Result<()> {
+        self.events.add(line)?;
+        self.lines.write_all(line)?;
+        match self.flushed_at.elapsed() >= FLUSH_EVERY {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.flushed_at = Instant::now();
+        // First the events: of a step that is in them alone, they are dropped when it is done again.
+        self.events.flush()?;
+        self.lines.flush()
+    }
 }
 
 impl Metrics {
@@ -171,9 +202,18 @@ impl Metrics {
             .append(true)
             .open(&path)
             .map_err(file_error)?;
+        // The events of steps from which on something was missing are written again.
+        let first_missing = missing.iter().filter_map(|line| Some(key(line)?.1)).min();
+        let resumed_at = resumed_step.map_or(0, |step| step + 1);
+        let from = first_missing.map_or(resumed_at, |step| step.min(resumed_at));
+        let events = Events::create(run, from, &kept);
         Ok(Self {
+            to: Lines::Files(Files {
+                lines: BufWriter::new(file),
+                events: events.map_err(TrainError::file("write TensorBoard events in", run))?,
+                flushed_at: Instant::now(),
+            }),
             path,
-            to: Lines::File(BufWriter::new(file)),
             written: Vec::new(),
         })
     }
@@ -219,7 +259,7 @@ impl Metrics {
     /// The last lines, on a rank that goes on or leaves its state if rank 0 is lost.
     pub fn unwritten(&self) -> String {
         match &self.to {
-            Lines::File(_) => String::new(),
+            Lines::Files(_) => String::new(),
             Lines::Kept { lines, .. } => String::from_utf8_lossy(lines).into_owned(),
         }
     }
@@ -230,7 +270,7 @@ impl Metrics {
     pub fn go_back(&mut self, step: u64) -> Result<(), TrainError> {
         match &mut self.to {
             Lines::Kept { lines, .. } => lines.clear(),
-            Lines::File(_) => {
+            Lines::Files(_) => {
                 self.flush()?;
                 let run = self.path.parent().unwrap_or(Path::new("."));
                 *self = Self::open(run, Some(step), &[])?;
@@ -259,7 +299,7 @@ impl Metrics {
             self.written.retain(|(_, of)| *of >= key.1);
         }
         let written = match &mut self.to {
-            Lines::File(file) => file.write_all(line),
+            Lines::Files(files) => files.add(line),
             Lines::Kept {
                 lines,
                 has_new_writer,
@@ -281,7 +321,7 @@ impl Metrics {
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
         let flushed = match &mut self.to {
-            Lines::File(file) => file.flush(),
+            Lines::Files(files) => files.flush(),
             Lines::Kept { .. } => Ok(()),
         };
         flushed.map_err(|source| self.error(source))
@@ -293,7 +333,7 @@ impl Metrics {
 }
 
 /// Kind and step of a line.
-fn key(line: &[u8]) -> Option<(String, u64)> {
+pub(crate) fn key(line: &[u8]) -> Option<(String, u64)> {
     let record: serde_json::Value = serde_json::from_slice(line).ok()?;
     let kind = match record.get("kind")?.as_str()? {
         // Several losses may come in one step.

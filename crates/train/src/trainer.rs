@@ -35,7 +35,8 @@ use crate::layout::{Cuts, Layout, Whole};
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{
-    EpochRecord, EvaluationRecord, Figure, HELD_OUT_LOSS, HeldOut, StepRecord, StoppedRecord,
+    EpochRecord, EvaluationRecord, Figure, HELD_OUT_LOSS, HeldOut, StartRecord, StepRecord,
+    StoppedRecord,
 };
 use crate::report;
 use crate::run_dir::{self, Metrics};
@@ -327,7 +328,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             )?),
             _ => outlives_rank_0.then(|| Metrics::understudy(&config.run_dir)),
         };
-        let trainer = Self {
+        let mut trainer = Self {
             schedule,
             observer: Observer::start(&mut ddp, &group)?,
             last_saved: saved.as_ref().map(Saved::step),
@@ -368,6 +369,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let header = trainer.header(came_from);
         trainer.console.print(&header.render());
         trainer.console.emit(&header);
+        // A rank that joins does not start the job.
+        if let Some(metrics) = trainer.metrics.as_mut().filter(|_| !joins) {
+            let header = &header;
+            metrics.write(&StartRecord { header, step })?;
+        }
         Ok(trainer)
     }
 

@@ -1,0 +1,228 @@
+//! TensorBoard's event files, beside the metrics of a run.
+//!
+//! A file is a sequence of records in the framing of TFRecord, each an `Event` in the encoding of protocol buffers. TensorBoard reads the
+//! files of a folder in the order of their names, and a session's start drops what earlier files have of its step and later ones.
+//!
+//! *Source*: `tensorflow/core/util/event.proto`, `tensorflow/core/framework/summary.proto` and `tensorflow/core/lib/io/record_writer.cc`.
+
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::time::SystemTime;
+
+use serde_json::{Map, Value};
+
+use crate::run_dir::key;
+
+/// TensorBoard finds files by it, and shows each folder that has one as a run.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// The version of the format whose sessions have a start.
+const VERSION: &str = "brain.Event:2";
+
+/// Fields of the messages, each the number of the field times 8 plus its wire type.
+mod field {
+    pub(super) const EVENT_WALL_TIME: u8 = (1 << 3) | 1;
+    pub(super) const EVENT_STEP: u8 = 2 << 3;
+    pub(super) const EVENT_FILE_VERSION: u8 = (3 << 3) | 2;
+    pub(super) const EVENT_SUMMARY: u8 = (5 << 3) | 2;
+    pub(super) const EVENT_SESSION_LOG: u8 = (7 << 3) | 2;
+    pub(super) const SESSION_LOG_STATUS: u8 = 1 << 3;
+    pub(super) const SUMMARY_VALUE: u8 = (1 << 3) | 2;
+    pub(super) const VALUE_TAG: u8 = (1 << 3) | 2;
+    pub(super) const VALUE_SIMPLE: u8 = (2 << 3) | 5;
+}
+
+/// `SessionLog.START`
+const START: u64 = 1;
+
+/// Scalars of a step, by their key in the record.
+const OF_STEP: [(&str, &str); 6] = [
+    ("loss", "train/loss"),
+    ("lr", "train/lr"),
+    ("grad_norm", "train/grad_norm"),
+    ("scale", "train/loss_scale"),
+    ("seconds", "train/step_seconds"),
+    ("epoch", "train/epoch"),
+];
+
+/// Keys of a step that are shown for each second of it.
+const OF_SECOND: [(&str, &str); 3] = [
+    ("samples", "train/samples_per_second"),
+    ("tokens", "train/tokens_per_second"),
+    ("waited_seconds", "train/waited_share"),
+];
+
+/// Scalars of an epoch; those of an evaluation that are not here are metrics of the held-out data.
+const OF_EPOCH: [(&str, Option<&str>); 8] = [
+    ("kind", None),
+    ("step", None),
+    ("epoch", None),
+    ("held_out_loss", Some("held_out/loss")),
+    ("train_loss", Some("epoch/train_loss")),
+    ("samples_per_second", Some("epoch/samples_per_second")),
+    ("tokens_per_second", Some("epoch/tokens_per_second")),
+    ("skipped_steps", Some("epoch/skipped_steps")),
+];
+
+/// An event file that is written.
+pub(crate) struct Events {
+    file: BufWriter<File>,
+    message: Vec<u8>,
+}
+
+impl Events {
+    /// Begins a file behind those of the run, whose events from `step` on do not count any more, with the events of the lines from then on.
+    /// A run without event files, which is older than them, gets those of all lines.
+    ///
+    /// *Errors*: the system's.
+    pub(crate) fn create(run: &Path, step: u64, lines: &[u8]) -> io::Result<Self> {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        // Clocks of two hosts may differ, and a lost rank 0 may be followed within a second.
+        let (number, step) = match newest(run) {
+            Some(newest) => (now.as_secs().max(newest.saturating_add(1)), step),
+            None => (now.as_secs(), 0),
+        };
+        let path = run.join(format!("{PREFIX}{number:010}.paceline"));
+        let file = File::options().write(true).create_new(true).open(path)?;
+        let mut events = Self {
+            file: BufWriter::new(file),
+            message: Vec::new(),
+        };
+        events.write(0, field::EVENT_FILE_VERSION, VERSION.as_bytes())?;
+        let mut session = vec![field::SESSION_LOG_STATUS];
+        put_varint(&mut session, START);
+        events.write(step, field::EVENT_SESSION_LOG, &session)?;
+        let lines = lines.split_inclusive(|byte| *byte == b'\n').rev();
+        let again: Vec<_> = lines
+            .take_while(|line| key(line).is_some_and(|(_, at)| at >= step))
+            .collect();
+        let mut again = again.into_iter().rev();
+        again.try_for_each(|line| events.add(line))?;
+        Ok(events)
+    }
+
+    /// Adds the scalars of a line of `metrics.jsonl`.
+    ///
+    /// *Cost*: some microseconds.
+    ///
+    /// *Errors*: the system's.
+    pub(crate) fn add(&mut self, line: &[u8]) -> io::Result<()> {
+        let record: Map<String, Value> = serde_json::from_slice(line)?;
+        let step = record.get("step").and_then(Value::as_u64).unwrap_or(0);
+        let mut summary = Vec::new();
+        let mut value = Vec::new();
+        for (tag, scalar) in scalars(&record) {
+            value.clear();
+            put_bytes(&mut value, field::VALUE_TAG, tag.as_bytes());
+            value.push(field::VALUE_SIMPLE);
+            value.extend((scalar as f32).to_le_bytes());
+            put_bytes(&mut summary, field::SUMMARY_VALUE, &value);
+        }
+        match summary.is_empty() {
+            true => Ok(()),
+            false => self.write(step, field::EVENT_SUMMARY, &summary),
+        }
+    }
+
+    /// Flushes buffered events to the system.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+
+    /// Writes an event of now with this content.
+    fn write(&mut self, step: u64, field: u8, content: &[u8]) -> io::Result<()> {
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let message = &mut self.message;
+        message.clear();
+        message.push(field::EVENT_WALL_TIME);
+        message.extend(now.as_secs_f64().to_le_bytes());
+        message.push(field::EVENT_STEP);
+        put_varint(message, step);
+        put_bytes(message, field, content);
+        let len = (message.len() as u64).to_le_bytes();
+        self.file.write_all(&len)?;
+        self.file.write_all(&masked_crc32c(&len).to_le_bytes())?;
+        self.file.write_all(message)?;
+        self.file.write_all(&masked_crc32c(message).to_le_bytes())
+    }
+}
+
+/// The number in the name of the last event file.
+fn newest(run: &Path) -> Option<u64> {
+    let entries = fs::read_dir(run).into_iter().flatten().flatten();
+    let number = |name: &str| name.strip_prefix(PREFIX)?.split('.').next()?.parse().ok();
+    entries
+        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .max()
+}
+
+/// Tags and values of a record.
+fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
+    let number = |key: &str| record.get(key)?.as_f64();
+    let found = |(key, tag): &(&str, &'static str)| Some((Cow::Borrowed(*tag), number(key)?));
+    match record.get("kind").and_then(Value::as_str) {
+        Some("step") => {
+            let seconds = number("seconds").filter(|seconds| *seconds > 0.0);
+            let rate = |(key, tag): &(&str, &'static str)| {
+                Some((Cow::Borrowed(*tag), number(key)? / seconds?))
+            };
+            let of_step = OF_STEP.iter().filter_map(found);
+            of_step.chain(OF_SECOND.iter().filter_map(rate)).collect()
+        }
+        Some("epoch" | "evaluation") => {
+            let scalar = |(key, value): (&String, &Value)| {
+                let known = OF_EPOCH.iter().find(|(other, _)| other == key);
+                let tag = match known {
+                    Some((_, tag)) => Cow::Borrowed((*tag)?),
+                    None => Cow::Owned(format!("held_out/{key}")),
+                };
+                Some((tag, value.as_f64()?))
+            };
+            record.iter().filter_map(scalar).collect()
+        }
+        Some("start") => found(&("world", "train/ranks")).into_iter().collect(),
+        Some("ranks") => found(&("now", "train/ranks")).into_iter().collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn put_varint(message: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        message.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    message.push(value as u8);
+}
+
+fn put_bytes(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    message.push(field);
+    put_varint(message, bytes.len() as u64);
+    message.extend_from_slice(bytes);
+}
+
+/// The checksum of a record: Castagnoli's polynomial, rotated and shifted, because a checksum over data with checksums is weak.
+fn masked_crc32c(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut byte = 0;
+        while byte < 256 {
+            let mut remainder = byte as u32;
+            let mut bit = 0;
+            while bit < 8 {
+                remainder = (remainder >> 1) ^ ((remainder & 1) * 0x82f6_3b78);
+                bit += 1;
+            }
+            table[byte] = remainder;
+            byte += 1;
+        }
+        table
+    };
+    let add = |crc: u32, byte: &u8| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)];
+    let crc = !bytes.iter().fold(!0, add);
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests;
