@@ -22,6 +22,9 @@ pub use top::TopArgs;
 pub use topo::TopoArgs;
 pub use usage::UsageArgs;
 
+#[cfg(test)]
+pub(crate) use live::tests::running_job;
+
 /// The command line of `paceline gpu`.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum GpuArgs {

@@ -1,16 +1,19 @@
-//! One page over HTTP/1.1: a thread for each connection, up to a bound, so that no client waits for another.
+//! Pages over HTTP/1.1: a thread for each connection, up to a bound, so that no client waits for another.
 //!
 //! A connection has one request of bounded size and a bounded time in all. When there are too many, the oldest is shut down: a
-//! client that asks and reads at once, as Prometheus does, always gets the page.
+//! client that asks and reads at once, as Prometheus does, always gets its page.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::exit::{Exit, Failure};
 
 /// Longest request; browsers send up to about 2 KiB.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
@@ -18,11 +21,109 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 64;
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 64;
-/// Longest that a connection lives.
+/// Longest that a request and its answer may take.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(10);
+/// Longest that an answer lives that goes on; browsers then ask again.
+const STREAM_TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Where the numbers are.
-const PATH: &str = "/metrics";
+/// What a client asks for with GET.
+pub(crate) struct Request<'a> {
+    /// The path, as it was sent.
+    pub(crate) path: &'a str,
+    /// What follows `?`.
+    pub(crate) query: &'a str,
+    headers: &'a [httparse::Header<'a>],
+}
+
+impl Request<'_> {
+    /// The value of a header, if it is text.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.headers.iter();
+        let found = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(found.value).ok()
+    }
+
+    /// The value of a parameter of the query.
+    pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        let pairs = self.query.split('&');
+        pairs
+            .filter_map(|pair| pair.split_once('='))
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value)
+    }
+}
+
+/// What it gets.
+pub(crate) struct Answer {
+    status: &'static str,
+    kind: &'static str,
+    /// More headers, each with its line end.
+    extra: String,
+    body: Body,
+}
+
+/// The parts of an answer that goes on, one after the other; each call may take some hundred milliseconds.
+type Stream = Box<dyn FnMut() -> Option<Vec<u8>>>;
+
+enum Body {
+    Whole(Arc<[u8]>),
+    Stream(Stream),
+}
+
+impl Answer {
+    /// What was asked for.
+    pub(crate) fn found(kind: &'static str, body: impl Into<Arc<[u8]>>) -> Self {
+        Self {
+            status: "200 OK",
+            kind,
+            extra: String::new(),
+            body: Body::Whole(body.into()),
+        }
+    }
+
+    /// A line of text.
+    pub(crate) fn text(status: &'static str, text: &str) -> Self {
+        Self {
+            status,
+            ..Self::found(
+                "text/plain; charset=utf-8",
+                format!("{text}\n").into_bytes(),
+            )
+        }
+    }
+
+    /// What is sent while it comes into being.
+    pub(crate) fn stream(kind: &'static str, next: Stream) -> Self {
+        Self {
+            body: Body::Stream(next),
+            ..Self::found(kind, Vec::new())
+        }
+    }
+
+    /// The same with another header.
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
+        self.extra += &format!("{name}: {value}\r\n");
+        self
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let Self {
+            status,
+            kind,
+            extra,
+            body,
+        } = self;
+        let length = match body {
+            Body::Whole(body) => format!("Content-Length: {}\r\n", body.len()),
+            Body::Stream(_) => String::new(),
+        };
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{length}{extra}Connection: close\r\n\
+             X-Content-Type-Options: nosniff\r\n\r\n"
+        )
+        .into_bytes()
+    }
+}
 
 /// A connection with its thread, which owns the stream.
 struct Connection<'scope> {
@@ -42,17 +143,45 @@ impl Connection<'_> {
     }
 }
 
-/// Serves `page` until `stop` can be read.
+/// Listens at an address.
+///
+/// *Errors*: the address cannot be had.
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).map_err(|error| refused(address, &error))
+}
+
+/// Readable once a signal has come that ends the server.
+pub(crate) fn stop_signal() -> io::Result<UnixStream> {
+    let (stop, told) = UnixStream::pair()?;
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::low_level::pipe::register(signal, told.try_clone()?)?;
+    }
+    Ok(stop)
+}
+
+fn refused(address: SocketAddr, error: &io::Error) -> Failure {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            Some("another program has the port; give another one, as in `--listen 127.0.0.1:9401`")
+        }
+        io::ErrorKind::AddrNotAvailable => Some("`ip addr` shows the addresses of this machine"),
+        io::ErrorKind::PermissionDenied => Some("ports below 1024 are root's; give a higher one"),
+        _ => None,
+    };
+    let message = format!("cannot listen at {address}: {error}");
+    Failure::new(Exit::Environment, message, hint.map(str::to_owned))
+}
+
+/// Serves what `answer` gives until `stop` can be read.
 ///
 /// *Errors*: only those of the listener or the system; a client can do nothing to end it.
-pub(super) fn serve(
+pub(crate) fn serve(
     listener: TcpListener,
     stop: UnixStream,
-    page: impl FnMut() -> Arc<[u8]> + Send,
+    answer: impl Fn(&Request<'_>) -> Answer + Sync,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    let page = Mutex::new(page);
-    let page = || page.lock().unwrap_or_else(PoisonError::into_inner)();
+    let answer = &answer;
     thread::scope(|scope| {
         let mut connections: Vec<Connection<'_>> = Vec::new();
         let ended = loop {
@@ -79,7 +208,7 @@ pub(super) fn serve(
             let name = thread::Builder::new().name("serve".to_owned());
             let thread = name.spawn_scoped(scope, move || {
                 // What goes wrong with a client ends its connection and nothing else.
-                let _ = converse(&stream, &page);
+                let _ = converse(&stream, answer);
             });
             if let Ok(thread) = thread {
                 connections.push(Connection {
@@ -115,24 +244,27 @@ fn is_the_clients(error: &io::Error) -> bool {
 }
 
 /// Takes one request and answers it.
-fn converse(stream: &TcpStream, page: &dyn Fn() -> Arc<[u8]>) -> io::Result<()> {
+fn converse(stream: &TcpStream, answer: &dyn Fn(&Request<'_>) -> Answer) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let deadline = Instant::now() + CONNECTION_TIME_MAX;
     let mut request = Vec::new();
-    let (head, body) = loop {
-        if let Some(answer) = answer(&request, page) {
+    let answer = loop {
+        if let Some(answer) = answered(&request, answer) {
             break answer;
         }
         if receive(stream, deadline, &mut request)? == 0 {
             return Ok(());
         }
     };
-    for mut part in [&head[..], &body[..]] {
-        while !part.is_empty() {
-            stream.set_write_timeout(Some(left(deadline)?))?;
-            match (&mut &*stream).write(part)? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                sent => part = &part[sent..],
+    send(stream, deadline, &answer.head())?;
+    match answer.body {
+        Body::Whole(body) => send(stream, deadline, &body)?,
+        Body::Stream(mut next) => {
+            let end = Instant::now() + STREAM_TIME_MAX;
+            while Instant::now() < end
+                && let Some(part) = next()
+            {
+                send(stream, Instant::now() + CONNECTION_TIME_MAX, &part)?;
             }
         }
     }
@@ -143,6 +275,17 @@ fn converse(stream: &TcpStream, page: &dyn Fn() -> Arc<[u8]>) -> io::Result<()> 
         request.clear();
         receive(stream, deadline, &mut request)? > 0
     } {}
+    Ok(())
+}
+
+fn send(stream: &TcpStream, deadline: Instant, mut part: &[u8]) -> io::Result<()> {
+    while !part.is_empty() {
+        stream.set_write_timeout(Some(left(deadline)?))?;
+        match (&mut &*stream).write(part)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            sent => part = &part[sent..],
+        }
+    }
     Ok(())
 }
 
@@ -165,49 +308,29 @@ fn left(deadline: Instant) -> io::Result<Duration> {
 }
 
 /// The answer to a request, once all of it is there.
-fn answer(request: &[u8], page: &dyn Fn() -> Arc<[u8]>) -> Option<(Vec<u8>, Arc<[u8]>)> {
+fn answered(request: &[u8], answer: &dyn Fn(&Request<'_>) -> Answer) -> Option<Answer> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut headers);
-    let plain = "text/plain; charset=utf-8";
-    let said = |status: &str, extra: &str, text: &str| {
-        let body: Arc<[u8]> = text.as_bytes().into();
-        (head(status, plain, extra, body.len()), body)
-    };
     match parsed.parse(request) {
         Ok(httparse::Status::Partial) if request.len() < REQUEST_BYTES_MAX => return None,
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
             let status = "431 Request Header Fields Too Large";
-            return Some(said(status, "", "the request is too long\n"));
+            return Some(Answer::text(status, "the request is too long"));
         }
-        Err(_) => return Some(said("400 Bad Request", "", "this is no HTTP request\n")),
+        Err(_) => return Some(Answer::text("400 Bad Request", "this is no HTTP request")),
         Ok(httparse::Status::Complete(_)) => {}
     }
     if parsed.method != Some("GET") {
-        return Some(said(
-            "405 Method Not Allowed",
-            "Allow: GET\r\n",
-            "only GET is understood\n",
-        ));
+        let answer = Answer::text("405 Method Not Allowed", "only GET is understood");
+        return Some(answer.with("Allow", "GET"));
     }
-    let path = parsed.path.unwrap_or_default();
-    match path.split('?').next() {
-        Some(PATH) => {
-            let body = page();
-            // Version 0.0.4 is that of the text format.
-            let kind = "text/plain; version=0.0.4; charset=utf-8";
-            Some((head("200 OK", kind, "", body.len()), body))
-        }
-        Some("/") => Some(said("200 OK", "", "the numbers are at /metrics\n")),
-        _ => Some(said("404 Not Found", "", "the numbers are at /metrics\n")),
-    }
-}
-
-fn head(status: &str, kind: &str, extra: &str, bytes: usize) -> Vec<u8> {
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {bytes}\r\n{extra}Connection: close\r\n\
-         X-Content-Type-Options: nosniff\r\n\r\n"
-    )
-    .into_bytes()
+    let target = parsed.path.unwrap_or_default();
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    Some(answer(&Request {
+        path,
+        query,
+        headers: parsed.headers,
+    }))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! ```
 
 pub mod about;
+mod activity;
 mod bench;
 pub mod chaos;
 pub mod compare;
@@ -19,12 +20,17 @@ pub mod doctor;
 pub mod exit;
 pub mod flags;
 pub mod gpu;
+mod http;
 pub mod job;
+pub mod report;
 pub mod run;
+pub mod serve;
 mod stop;
 pub mod submit;
+mod terminal;
 pub mod usage;
 mod variables;
+pub mod watch;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -37,8 +43,11 @@ use compare::CompareArgs;
 use doctor::DoctorArgs;
 use exit::{Exit, Failure};
 use gpu::GpuArgs;
+use report::ReportArgs;
 use run::RunArgs;
+use serve::ServeArgs;
 use submit::SubmitArgs;
+use watch::WatchArgs;
 
 pub use stop::Stop;
 
@@ -57,6 +66,12 @@ pub enum Command {
     Doctor(Box<DoctorArgs>),
     /// Show the devices.
     Gpu(Box<GpuArgs>),
+    /// Write a page about runs.
+    Report(Box<ReportArgs>),
+    /// Watch runs as they train.
+    Watch(Box<WatchArgs>),
+    /// Show runs in a browser.
+    Serve(Box<ServeArgs>),
     /// Measure the operations between ranks.
     Bench(Box<BenchArgs>),
     /// Be one rank of a measurement; started by `bench`, not by people.
@@ -125,6 +140,9 @@ pub fn commands() -> Vec<clap::Command> {
         submit::command(),
         doctor::command(),
         gpu::command(),
+        report::command(),
+        watch::command(),
+        serve::command(),
         bench::command(),
         bench::rank_command(),
     ]
@@ -154,6 +172,9 @@ impl Command {
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
             "bench" => Some(bench::read(matches).map(|args| Self::Bench(Box::new(args)))),
             "bench-rank" => Some(bench::read(matches).map(|args| Self::BenchRank(Box::new(args)))),
+            "report" => Some(Ok(Self::Report(Box::new(flags::read(matches))))),
+            "watch" => Some(Ok(Self::Watch(Box::new(flags::read(matches))))),
+            "serve" => Some(Ok(Self::Serve(Box::new(flags::read(matches))))),
             "gpu" => Some(Ok(Self::Gpu(Box::new(flags::read(matches))))),
             _ => None,
         }
@@ -170,6 +191,9 @@ impl Command {
             Self::Submit(args) => submit::submit(args),
             Self::Doctor(args) => doctor::run(args),
             Self::Gpu(args) => gpu::run(args),
+            Self::Report(args) => report::run(args),
+            Self::Watch(args) => watch::run(args),
+            Self::Serve(args) => serve::run(args),
             Self::Bench(args) => bench::bench(args),
             Self::BenchRank(args) => bench::rank(args),
             Self::Print(text) => flags::finish(std::io::stdout().write_all(text)),

@@ -8,7 +8,6 @@ mod ledger;
 mod plan;
 pub(crate) mod program;
 mod replay;
-mod report;
 mod tip;
 mod train;
 
@@ -29,7 +28,6 @@ pub(crate) use indices::IndicesArgs;
 pub(crate) use ledger::LedgerArgs;
 pub(crate) use plan::{PlanArgs, PlanRankArgs};
 pub(crate) use replay::ReplayArgs;
-pub(crate) use report::ReportArgs;
 pub(crate) use train::TrainArgs;
 
 /// The parsed command.
@@ -43,8 +41,6 @@ pub(crate) enum Command {
     Predict(PredictArgs),
     /// Write a trained model in a format of other programs.
     Export(ExportArgs),
-    /// Write a page about runs.
-    Report(ReportArgs),
     /// Write text with a trained language model.
     Generate(GenerateArgs),
     /// Say what layouts of a training cost.
@@ -73,7 +69,6 @@ impl Command {
             Self::Eval(args) => commands::eval::run(args),
             Self::Predict(args) => commands::predict::run(args),
             Self::Export(args) => commands::export::run(args),
-            Self::Report(args) => commands::report::run(args),
             Self::Generate(args) => commands::generate::generate(args),
             Self::Plan(args) => commands::plan::plan(args),
             Self::PlanRank(args) => commands::plan::rank(args),
@@ -124,7 +119,6 @@ where
         "eval" => Ok(Command::Eval(eval::read_eval(matches))),
         "predict" => Ok(Command::Predict(eval::read_predict(matches))),
         "export" => Ok(Command::Export(export::read(matches))),
-        "report" => Ok(Command::Report(report::read(matches))),
         "generate" => Ok(Command::Generate(generate::read(matches))),
         "indices" => indices::read(matches).map(Command::Indices).map_err(stop),
         "ledger" => Ok(Command::Ledger(ledger::read(matches))),
@@ -143,6 +137,8 @@ Examples:
     paceline train
   Learn from a CSV file whose column `label` holds the classes:
     paceline train --data wine.csv --epochs 30
+  Look at the run while it trains:
+    paceline watch
   See which classes it confuses, and classify new rows:
     paceline eval
     paceline predict new.csv
@@ -164,7 +160,6 @@ fn program() -> clap::Command {
         .subcommand(eval::eval_command())
         .subcommand(eval::predict_command())
         .subcommand(export::command())
-        .subcommand(report::command())
         .subcommand(generate::command())
         .subcommand(plan::command())
         .subcommand(plan::rank_command())

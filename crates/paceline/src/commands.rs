@@ -9,7 +9,6 @@ pub(crate) mod plan;
 pub(crate) mod predict;
 pub(crate) mod rank;
 pub(crate) mod replay;
-pub(crate) mod report;
 pub(crate) mod train;
 
 use paceline_cli::exit::{Exit, Failure};

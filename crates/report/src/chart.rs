@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::charts::Chart;
 use crate::curve::Curve;
 
 const WIDTH: f64 = 640.0;
@@ -18,16 +19,19 @@ const DECADES_MAX: i32 = 5;
 const MARKS: f64 = 5.0;
 
 /// A curve and the number of its colour.
-pub(crate) struct Line<'a> {
-    pub(crate) curve: &'a Curve,
-    pub(crate) color: usize,
-    /// Draws the pieces as points joined by a dashed line: they are few.
-    pub(crate) is_dotted: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct Line<'a> {
+    /// The curve.
+    pub curve: &'a Curve,
+    /// The number of its colour.
+    pub color: usize,
+    /// Whether values are points joined by a dashed line: they are few.
+    pub is_dotted: bool,
 }
 
 /// What the axis of values covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub enum Scale {
     /// The values, on a logarithmic axis if they are far apart.
     Wide,
     /// The values.
@@ -37,14 +41,17 @@ pub(crate) enum Scale {
 }
 
 /// An axis from values to places between 0 and 1.
-struct Axis {
+#[derive(Clone, Copy, Debug)]
+pub struct Axis {
     low: f64,
     high: f64,
     is_logarithmic: bool,
 }
 
 impl Axis {
-    fn over(low: f64, high: f64, scale: Scale) -> Self {
+    /// The axis of values from `low` to `high`.
+    #[must_use]
+    pub fn over(low: f64, high: f64, scale: Scale) -> Self {
         let is_logarithmic =
             scale == Scale::Wide && low.is_normal() && low > 0.0 && high / LINEAR_UP_TO > low;
         let low = if scale == Scale::FromZero {
@@ -65,14 +72,19 @@ impl Axis {
         }
     }
 
-    fn at(&self, value: f64) -> f64 {
+    /// The place of a value; of one beyond the axis, the nearer end.
+    #[must_use]
+    pub fn at(&self, value: f64) -> f64 {
+        let value = value.clamp(self.low, self.high);
         match self.is_logarithmic {
             true => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
             false => (value - self.low) / (self.high - self.low),
         }
     }
 
-    fn marks(&self) -> Vec<f64> {
+    /// Round values along the axis.
+    #[must_use]
+    pub fn marks(&self) -> Vec<f64> {
         if self.is_logarithmic {
             let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
             let decades = powers.end() - powers.start();
@@ -107,7 +119,13 @@ impl Axis {
 }
 
 /// The chart; empty without any value.
-pub(crate) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &str) -> String {
+pub(crate) fn draw(chart: &Chart<'_>, step_word: &str) -> String {
+    let Chart {
+        title,
+        scale,
+        lines,
+        ..
+    } = chart;
     let pieces = || lines.iter().flat_map(|line| line.curve.pieces());
     let (mut low, mut high, mut last) = (f64::INFINITY, f64::NEG_INFINITY, 0);
     for piece in pieces() {
@@ -119,15 +137,12 @@ pub(crate) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &st
         return String::new();
     }
     let steps = Axis::over(0.0, last as f64, Scale::FromZero);
-    let values = Axis::over(low, high, scale);
+    let values = Axis::over(low, high, *scale);
     let x = |step: u64| LEFT + steps.at(step as f64) * (WIDTH - LEFT - RIGHT);
-    let y = |value: f64| {
-        let at = values.at(value.clamp(values.low, values.high));
-        TOP + (1.0 - at) * (HEIGHT - TOP - BOTTOM)
-    };
+    let y = |value: f64| TOP + (1.0 - values.at(value)) * (HEIGHT - TOP - BOTTOM);
     let mut svg = format!(
         r#"<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{}">"#,
-        escaped(label)
+        escaped(title)
     );
     for mark in values.marks() {
         let at = y(mark);
@@ -203,7 +218,8 @@ pub(crate) fn draw(lines: &[Line<'_>], scale: Scale, label: &str, step_word: &st
 }
 
 /// A number with up to four significant digits.
-pub(crate) fn number(value: f64) -> String {
+#[must_use]
+pub fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 10_000.0 {
         let (divisor, unit) = match size {
@@ -228,7 +244,9 @@ fn trimmed(value: f64, digits: usize) -> String {
     text.to_owned()
 }
 
-pub(crate) fn escaped(text: &str) -> String {
+/// Text as HTML.
+#[must_use]
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -260,16 +278,24 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_nothing_and_names_cannot_break_the_page() {
-        let curve = Curve::default();
-        let line = |curve| Line {
-            curve,
-            color: 0,
-            is_dotted: false,
+        let drawn = |curve: &Curve| {
+            let line = Line {
+                curve,
+                color: 0,
+                is_dotted: false,
+            };
+            let chart = Chart {
+                title: "<script>\"".to_owned(),
+                scale: Scale::Wide,
+                lines: vec![line],
+                note: None,
+            };
+            draw(&chart, "step")
         };
-        assert_eq!(draw(&[line(&curve)], Scale::Wide, "loss", "step"), "");
         let mut curve = Curve::default();
+        assert_eq!(drawn(&curve), "");
         curve.push(1, 2.0);
-        let svg = draw(&[line(&curve)], Scale::Wide, "<script>\"", "step");
+        let svg = drawn(&curve);
         assert!(
             svg.contains("&lt;script&gt;&quot;") && !svg.contains("NaN"),
             "{svg}"

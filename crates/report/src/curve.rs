@@ -1,34 +1,45 @@
 //! A curve of any length in bounded memory.
 
+use std::collections::VecDeque;
+
 /// Most pieces of a curve: more than a screen has columns.
 const PIECES_MAX: usize = 1024;
+
+/// Most of the last values that are kept as they are.
+const RECENT_MAX: usize = 4096;
 
 /// Larger values are left out: sums of them would overflow.
 const VALUE_MAX: f64 = 1e100;
 
 /// Values by step, gathered into pieces of equally many steps once there are too many.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Curve {
+pub struct Curve {
     /// Steps of a piece.
     stride: u64,
     pieces: Vec<Piece>,
     /// The last value by itself.
     last: Option<f64>,
+    /// The last values, each by itself, for a closer look.
+    recent: VecDeque<Piece>,
 }
 
 /// The values of some steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Piece {
+pub struct Piece {
     /// The first step of the piece that has a value.
-    pub(crate) step: u64,
+    pub step: u64,
     count: u64,
     sum: f64,
-    pub(crate) least: f64,
-    pub(crate) most: f64,
+    /// The least of its values.
+    pub least: f64,
+    /// The greatest of its values.
+    pub most: f64,
 }
 
 impl Piece {
-    pub(crate) fn mean(&self) -> f64 {
+    /// The mean of its values.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
         self.sum / self.count as f64
     }
 }
@@ -39,13 +50,14 @@ impl Default for Curve {
             stride: 1,
             pieces: Vec::new(),
             last: None,
+            recent: VecDeque::new(),
         }
     }
 }
 
 impl Curve {
     /// Adds a value. Steps may come again, after ranks went back. Values that are not finite, or that no chart could show, leave a gap.
-    pub(crate) fn push(&mut self, step: u64, value: f64) {
+    pub fn push(&mut self, step: u64, value: f64) {
         if value.is_nan() || value.abs() > VALUE_MAX {
             return;
         }
@@ -57,6 +69,10 @@ impl Curve {
             least: value,
             most: value,
         };
+        if self.recent.len() == RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(new);
         match self.pieces.last_mut() {
             Some(last) if last.step / self.stride == step / self.stride => last.add(&new),
             _ => self.pieces.push(new),
@@ -83,11 +99,26 @@ impl Curve {
         self.pieces = halved.split_off(extra);
     }
 
-    pub(crate) fn pieces(&self) -> &[Piece] {
+    /// All pieces, at most 1,024.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    pub(crate) fn last(&self) -> Option<f64> {
+    /// The values of `step` and later ones: each by itself if so many are kept, else in pieces.
+    #[must_use]
+    pub fn since(&self, step: u64) -> Vec<Piece> {
+        let is_kept = self.recent.front().is_some_and(|first| first.step <= step);
+        let is_wanted = |piece: &&Piece| piece.step >= step;
+        match is_kept {
+            true => self.recent.iter().filter(is_wanted).copied().collect(),
+            false => self.pieces.iter().filter(is_wanted).copied().collect(),
+        }
+    }
+
+    /// The last value by itself.
+    #[must_use]
+    pub fn last(&self) -> Option<f64> {
         self.last
     }
 }
@@ -125,6 +156,13 @@ mod tests {
         assert_eq!(
             pieces.iter().map(|piece| piece.count).sum::<u64>(),
             1_000_000
+        );
+        assert_eq!(curve.since(999_001).len(), 1000, "each by itself");
+        let tenth = curve.since(900_001);
+        assert!(
+            (40..=PIECES_MAX / 10 + 1).contains(&tenth.len()),
+            "{}",
+            tenth.len()
         );
         let least = pieces
             .iter()

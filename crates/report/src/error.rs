@@ -12,6 +12,12 @@ pub enum ReportError {
         /// The folder.
         folder: PathBuf,
     },
+    /// No folder in this one is a run's.
+    #[error("there is no run below {}", folder.display())]
+    NoRuns {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     File {
@@ -28,6 +34,7 @@ impl ReportError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::NoRun { .. } => Some("name the run directory of a `paceline train`".into()),
+            Self::NoRuns { .. } => Some("name a run directory, or train first".into()),
             Self::File { .. } => None,
         }
     }

@@ -1,17 +1,21 @@
 //! Pages and pictures of a run, from the files that it writes. Without Burn, so that looking at runs builds in seconds.
 //!
 //! - [`Run`]: what a run has written so far, in bounded memory however long it trains.
-//! - [`Curve`]: one of its figures over steps.
-//! - [`page()`]: one page of HTML about several runs.
+//! - [`charts()`]: the charts of several runs, and [`Axis`] to draw them anywhere.
+//! - [`page()`]: one page of HTML about several runs; [`sections`] and [`document`] for a server of pages.
+//! - [`words`]: the words of all of them in English and Korean.
 
 mod chart;
+mod charts;
 mod curve;
 mod error;
 mod page;
 mod run;
-mod words;
+pub mod words;
 
+pub use chart::{Axis, Line, Scale, escaped, number};
+pub use charts::{Chart, charts};
 pub use curve::{Curve, Piece};
 pub use error::ReportError;
-pub use page::{RUNS_MAX, page};
-pub use run::Run;
+pub use page::{RUNS_MAX, document, page, sections, table};
+pub use run::{End, Incident, RankEnd, Run, Seen, Start, Straggler, runs_below};

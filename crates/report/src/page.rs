@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use paceline_usage::Lang;
 use paceline_usage::busy::share;
 use paceline_usage::figures::{clock, thousands};
 
-use crate::chart::{Line, Scale, draw, escaped, number};
+use crate::chart::{draw, escaped, number};
+use crate::charts::{ACCURACY, charts};
 use crate::curve::Curve;
 use crate::error::ReportError;
-use crate::run::{Class, End, Incident, RankEnd, Run};
+use crate::run::{Class, End, RankEnd, Run, Seen};
 use crate::words::{self, Word};
 
 /// Most runs on one page: so many colours can be told apart.
@@ -29,20 +29,55 @@ const STYLE: &str = include_str!("page/style.css");
 ///
 /// With no folder, or more than [`RUNS_MAX`].
 pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, ReportError> {
-    assert!(
-        (1..=RUNS_MAX).contains(&folders.len()),
-        "{} runs",
-        folders.len()
-    );
     let runs: Vec<Run> = folders
         .iter()
         .map(|folder| Run::read(folder))
         .collect::<Result<_, _>>()?;
-    Ok(Page { runs: &runs, lang }.render())
+    let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
+    let sections: Vec<String> = sections(&runs, lang)
+        .into_iter()
+        .map(|(id, html)| format!("<section id=\"{id}\">\n{html}</section>\n"))
+        .collect();
+    Ok(document(&names.join(", "), &sections.concat(), lang))
 }
 
-/// One of a run's curves.
-type Of = fn(&Run) -> &Curve;
+/// The sections of a page about runs as HTML, each with its id.
+///
+/// # Panics
+///
+/// With no run, or more than [`RUNS_MAX`].
+#[must_use]
+pub fn sections(runs: &[Run], lang: Lang) -> Vec<(&'static str, String)> {
+    assert!((1..=RUNS_MAX).contains(&runs.len()), "{} runs", runs.len());
+    let page = Page { runs, lang };
+    let of_each = |section: fn(&Page<'_>, &Run) -> String| {
+        let sections: Vec<String> = runs.iter().map(|run| section(&page, run)).collect();
+        sections.concat()
+    };
+    vec![
+        ("summary", page.summary()),
+        ("charts", page.curves()),
+        ("classes", of_each(Page::classes)),
+        ("ranks", of_each(Page::ranks)),
+        ("incidents", page.incidents()),
+        ("settings", page.settings()),
+    ]
+}
+
+/// A whole document; `body` is HTML, the title is text.
+#[must_use]
+pub fn document(title: &str, body: &str, lang: Lang) -> String {
+    let lang = match lang {
+        Lang::En => "en",
+        Lang::Ko => "ko",
+    };
+    let title = escaped(title);
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"{lang}\">\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title}</title>\n<style>\n{STYLE}</style>\n<h1>{title}</h1>\n{body}"
+    )
+}
 
 struct Page<'a> {
     runs: &'a [Run],
@@ -52,29 +87,6 @@ struct Page<'a> {
 impl Page<'_> {
     fn word(&self, word: Word) -> &'static str {
         word.of(self.lang)
-    }
-
-    fn render(&self) -> String {
-        let lang = match self.lang {
-            Lang::En => "en",
-            Lang::Ko => "ko",
-        };
-        let names: Vec<String> = self.runs.iter().map(|run| escaped(&run.name)).collect();
-        let title = names.join(", ");
-        let mut html = format!(
-            "<!DOCTYPE html>\n<html lang=\"{lang}\">\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-             <title>{title}</title>\n<style>\n{STYLE}</style>\n<h1>{title}</h1>\n"
-        );
-        html += &self.summary();
-        html += &self.curves();
-        for run in self.runs {
-            html += &self.classes(run);
-            html += &self.ranks(run);
-        }
-        html += &self.incidents();
-        html += &self.settings();
-        html
     }
 
     /// A row for each run.
@@ -93,7 +105,7 @@ impl Page<'_> {
         ];
         let last = |curve: &Curve| curve.last().map_or("–".into(), number);
         let row = |(color, run): (usize, &Run)| {
-            let end = run.end.as_ref();
+            let end = run.seen.end.as_ref();
             let state = if end.is_some() {
                 words::ENDED
             } else {
@@ -103,23 +115,22 @@ impl Page<'_> {
                 let usage = &end.usage;
                 format!("{:.1} %", share(usage.all_busy(), usage.total()) * 100.0)
             };
-            let time = Duration::try_from_secs_f64(run.seconds).unwrap_or(Duration::MAX);
             let hash = end.map_or(String::new(), |end| {
                 end.weights_sha256.chars().take(16).collect()
             });
             vec![
                 format!("<span class=\"key c{color}\"></span>{}", escaped(&run.name)),
                 self.word(state).to_owned(),
-                thousands(run.epochs),
-                thousands(run.steps),
-                run.train_loss
-                    .or(run.loss.last())
+                thousands(run.seen.epochs),
+                thousands(run.seen.steps),
+                run.seen
+                    .train_loss
+                    .or(run.seen.loss.last())
                     .map_or("–".into(), number),
-                last(&run.held_out_loss),
-                run.accuracy
-                    .last()
-                    .map_or("–".into(), |percent| format!("{percent:.2} %")),
-                clock(time),
+                last(&run.seen.held_out_loss),
+                (run.seen.metric(ACCURACY).and_then(Curve::last))
+                    .map_or("–".into(), |share| format!("{:.2} %", share * 100.0)),
+                clock(run.seen.time()),
                 end.map_or("–".into(), percent),
                 format!("<code>{}</code>", escaped(&hash)),
             ]
@@ -129,7 +140,7 @@ impl Page<'_> {
         let hashes: Vec<_> = self
             .runs
             .iter()
-            .map(|run| run.end.as_ref().map(|end| &end.weights_sha256))
+            .map(|run| run.seen.end.as_ref().map(|end| &end.weights_sha256))
             .collect();
         if hashes.len() > 1 && hashes[0].is_some() && hashes.iter().all(|hash| *hash == hashes[0]) {
             let _ = writeln!(
@@ -142,68 +153,24 @@ impl Page<'_> {
     }
 
     fn curves(&self) -> String {
-        let tokens = self.runs.iter().filter(|run| run.has_tokens).count();
-        let rate = match tokens {
-            0 => words::SAMPLES_RATE,
-            some if some == self.runs.len() => words::TOKENS_RATE,
-            _ => words::ANY_RATE,
-        };
-        let of = |curve: Of, is_dotted| {
-            let runs = self.runs.iter().enumerate();
-            runs.map(move |(color, run)| Line {
-                curve: curve(run),
-                color,
-                is_dotted,
-            })
-        };
-        let loss: Vec<Line<'_>> = of(|run| &run.loss, false)
-            .chain(of(|run| &run.held_out_loss, true))
-            .collect();
+        let runs: Vec<&Seen> = self.runs.iter().map(|run| &run.seen).collect();
         let mut html = "<div class=\"charts\">\n".to_owned();
-        html += &self.figure(words::LOSS, &loss, Scale::Wide, Some(words::HELD_OUT));
-        let others: [(Word, Of, bool, Scale); 5] = [
-            (words::ACCURACY, |run| &run.accuracy, true, Scale::Fitted),
-            (rate, |run| &run.rate, false, Scale::FromZero),
-            (words::WAITED, |run| &run.waited, false, Scale::FromZero),
-            (
-                words::LEARNING_RATE,
-                |run| &run.learning_rate,
-                false,
-                Scale::FromZero,
-            ),
-            (
-                words::GRADIENT_NORM,
-                |run| &run.gradient_norm,
-                false,
-                Scale::Wide,
-            ),
-        ];
-        for (title, curve, is_dotted, scale) in others {
-            html += &self.figure(
-                title,
-                &of(curve, is_dotted).collect::<Vec<_>>(),
-                scale,
-                None,
+        for chart in charts(&runs, self.lang) {
+            let svg = draw(&chart, self.word(words::STEP));
+            let title = escaped(&chart.title);
+            let note = chart.note;
+            let note = note.map_or(String::new(), |note| format!("<p>{}</p>", self.word(note)));
+            let _ = writeln!(
+                html,
+                "<figure><figcaption>{title}</figcaption>{svg}{note}</figure>"
             );
         }
         html + "</div>\n"
     }
 
-    fn figure(&self, title: Word, lines: &[Line<'_>], scale: Scale, note: Option<Word>) -> String {
-        let svg = draw(lines, scale, self.word(title), self.word(words::STEP));
-        if svg.is_empty() {
-            return svg;
-        }
-        let note = note.map_or(String::new(), |note| format!("<p>{}</p>", self.word(note)));
-        format!(
-            "<figure><figcaption>{}</figcaption>{svg}{note}</figure>\n",
-            self.word(title)
-        )
-    }
-
     /// The best epoch, and how well each class was predicted at the end.
     fn classes(&self, run: &Run) -> String {
-        let best = run.end.as_ref().and_then(|end| end.best.as_ref());
+        let best = run.seen.end.as_ref().and_then(|end| end.best.as_ref());
         let best = best.map_or(String::new(), |best| {
             let text = self.word(words::BEST_EPOCH);
             let text = text.replacen("{}", &thousands(best.epoch), 1);
@@ -211,7 +178,7 @@ impl Page<'_> {
             let text = text.replacen("{}", &number(best.value), 1);
             format!("<p>{text}{}</p>\n", self.of_run(run))
         });
-        let classes = run.end.iter().flat_map(|end| &end.classes);
+        let classes = run.seen.end.iter().flat_map(|end| &end.classes);
         let percent = |share: Option<f64>| {
             share.map_or("–".into(), |share| format!("{:.2} %", share * 100.0))
         };
@@ -245,7 +212,7 @@ impl Page<'_> {
 
     /// What each rank did with its time.
     fn ranks(&self, run: &Run) -> String {
-        let Some(end) = &run.end else {
+        let Some(end) = &run.seen.end else {
             return String::new();
         };
         let usage = &end.usage;
@@ -314,16 +281,20 @@ impl Page<'_> {
             let name = name
                 .strip_prefix(": ")
                 .map_or(String::new(), |name| format!("{name}: "));
-            for incident in &run.incidents {
-                let _ = writeln!(items, "<li>{name}{}</li>", escaped(&self.told(incident)));
+            for incident in &run.seen.incidents {
+                let _ = writeln!(
+                    items,
+                    "<li>{name}{}</li>",
+                    escaped(&incident.text(self.lang))
+                );
             }
-            if run.incidents_left_out > 0 {
-                let count = thousands(run.incidents_left_out);
+            if run.seen.incidents_left_out > 0 {
+                let count = thousands(run.seen.incidents_left_out);
                 let more = self.word(words::MORE).replace("{}", &count);
                 let _ = writeln!(items, "<li>{name}{more}</li>");
             }
-            if run.unread > 0 {
-                let count = thousands(run.unread);
+            if run.seen.unread > 0 {
+                let count = thousands(run.seen.unread);
                 let unread = self.word(words::UNREAD).replace("{}", &count);
                 let _ = writeln!(items, "<li>{name}{unread}</li>");
             }
@@ -333,32 +304,6 @@ impl Page<'_> {
             false => html += &format!("<ul>\n{items}</ul>\n"),
         }
         html
-    }
-
-    fn told(&self, incident: &Incident) -> String {
-        let at = |step: &u64| format!("{} {}", self.word(words::STEP), thousands(*step));
-        match incident {
-            Incident::Skipped { step } => format!("{}: {}", at(step), self.word(words::SKIPPED)),
-            Incident::WentBack { step, to } => {
-                format!("{}: {} {to}", at(step), self.word(words::WENT_BACK))
-            }
-            Incident::Ranks { step, before, now } => {
-                format!(
-                    "{}: {} {before} → {now}",
-                    at(step),
-                    self.word(words::RANKS_NOW)
-                )
-            }
-            Incident::Stopped { step, signal } => {
-                format!("{}: {} {signal}", at(step), self.word(words::STOPPED))
-            }
-            Incident::Slow(slow) => {
-                let text = self.word(words::SLOW);
-                let text = text.replacen("{}", &format!("{:.4}", slow.seconds), 1);
-                let text = text.replacen("{}", &format!("{:.4}", slow.others_seconds), 1);
-                format!("{} {}: {text}", self.word(words::RANK), slow.rank)
-            }
-        }
     }
 
     /// All settings of one run, or those in which several differ.
@@ -407,7 +352,8 @@ impl Page<'_> {
 }
 
 /// A table of cells that are HTML.
-fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+#[must_use]
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut html = "<div class=\"wide\"><table>\n<tr>".to_owned();
     for cell in head {
         let _ = write!(html, "<th>{cell}</th>");

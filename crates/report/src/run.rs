@@ -1,20 +1,28 @@
-//! What a run has written, as far as it is shown.
+//! What a run has written so far, as far as it is shown.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use paceline_usage::Lang;
 use paceline_usage::busy::BusyTime;
+use paceline_usage::figures::thousands;
 use serde::Deserialize;
 
 use crate::curve::Curve;
 use crate::error::ReportError;
+use crate::words;
+
+/// The file that a folder with a run has.
+const METRICS: &str = "metrics.jsonl";
 
 /// Longest line that is read: one of the end of a job of many thousand ranks fits.
-const LINE_BYTES_MAX: u64 = 16 << 20;
+const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// Longest name of a signal.
-const SIGNAL_MAX: usize = 32;
+/// Longest text of a line that is kept, such as the name of a signal.
+const TEXT_MAX: usize = 64;
 
 /// Most bytes of a file of settings.
 const SETTINGS_BYTES_MAX: u64 = 1 << 20;
@@ -22,55 +30,150 @@ const SETTINGS_BYTES_MAX: u64 = 1 << 20;
 /// Most incidents kept; the others are counted.
 const INCIDENTS_MAX: usize = 200;
 
-/// One run.
-#[derive(Default)]
+/// Most metrics of held-out data kept; a task has a few.
+const METRICS_MAX: usize = 16;
+
+/// Weight of a step in the pace: steps older than some thirty do not count any more.
+const PACE_WEIGHT: f64 = 1.0 / 16.0;
+
+/// Figures of an evaluation that are no metrics.
+const NO_METRICS: [&str; 8] = [
+    "kind",
+    "step",
+    "epoch",
+    "train_loss",
+    "held_out_loss",
+    "samples_per_second",
+    "tokens_per_second",
+    "skipped_steps",
+];
+
+/// One run, followed while it trains.
+///
+/// ```no_run
+/// let mut run = paceline_report::Run::read("runs/wine".as_ref())?;
+/// println!("{} steps", run.steps);
+/// run.update()?; // what was written since
+/// # Ok::<(), paceline_report::ReportError>(())
+/// ```
 pub struct Run {
-    pub(crate) name: String,
+    /// The name of its folder.
+    pub name: String,
     /// Key, value and source of each setting that has a value.
-    pub(crate) settings: Vec<[String; 3]>,
-    pub(crate) loss: Curve,
+    pub settings: Vec<[String; 3]>,
+    /// What its metrics say.
+    pub seen: Seen,
+    folder: PathBuf,
+    tail: Tail,
+}
+
+/// What the metrics of a run say, in bounded memory.
+#[derive(Default)]
+pub struct Seen {
+    /// How it began, or was started again last.
+    pub start: Option<Start>,
+    /// Loss of each step.
+    pub loss: Curve,
     /// The last epoch's mean.
-    pub(crate) train_loss: Option<f64>,
-    pub(crate) held_out_loss: Curve,
-    pub(crate) accuracy: Curve,
-    pub(crate) rate: Curve,
+    pub train_loss: Option<f64>,
+    /// Loss on held-out data.
+    pub held_out_loss: Curve,
+    /// Metrics of held-out data by name.
+    pub metrics: Vec<(String, Curve)>,
+    /// Predictions per second of each step, of all ranks.
+    pub rate: Curve,
     /// Share of a step, in percent, in which rank 0 waited for others.
-    pub(crate) waited: Curve,
-    pub(crate) learning_rate: Curve,
-    pub(crate) gradient_norm: Curve,
+    pub waited: Curve,
+    /// Learning rate of each step.
+    pub learning_rate: Curve,
+    /// Norm of the gradients of each step, if they are clipped.
+    pub gradient_norm: Curve,
     /// Whether predictions are tokens.
-    pub(crate) has_tokens: bool,
-    pub(crate) steps: u64,
-    pub(crate) epochs: u64,
+    pub has_tokens: bool,
+    /// Steps done.
+    pub steps: u64,
+    /// Epochs done.
+    pub epochs: u64,
+    /// Ranks now, if that is known.
+    pub ranks: Option<u64>,
     /// Time in steps, in seconds.
-    pub(crate) seconds: f64,
-    pub(crate) incidents: Vec<Incident>,
-    pub(crate) incidents_left_out: u64,
+    pub seconds: f64,
+    /// Mean time of the last steps, in seconds.
+    pub step_seconds: Option<f64>,
+    /// What does not belong to an undisturbed run.
+    pub incidents: Vec<Incident>,
+    /// Incidents beyond those.
+    pub incidents_left_out: u64,
     /// Lines that are no records.
-    pub(crate) unread: u64,
-    pub(crate) end: Option<End>,
+    pub unread: u64,
+    /// How it ended; nothing while it trains, and of a run that was cut off.
+    pub end: Option<End>,
+}
+
+/// How a job began.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Start {
+    /// Steps that were done before.
+    pub step: u64,
+    /// Ranks.
+    pub world: u64,
+    /// Epochs of the job.
+    pub epochs: u64,
+    /// Steps of the job.
+    pub steps: u64,
 }
 
 /// Something that does not belong to an undisturbed run.
-pub(crate) enum Incident {
+#[derive(Clone, Debug, PartialEq)]
+pub enum Incident {
     /// A step was skipped because its numbers were not finite.
-    Skipped { step: u64 },
+    Skipped {
+        /// The step.
+        step: u64,
+    },
     /// All ranks went back to the state of an earlier step.
-    WentBack { step: u64, to: u64 },
+    WentBack {
+        /// After this step.
+        step: u64,
+        /// To the state after this one.
+        to: u64,
+    },
+    /// The job was started again.
+    Resumed {
+        /// After this step.
+        step: u64,
+        /// On so many ranks.
+        ranks: u64,
+    },
     /// The job went on with other ranks.
-    Ranks { step: u64, before: u64, now: u64 },
+    Ranks {
+        /// After this step.
+        step: u64,
+        /// Ranks until then.
+        before: u64,
+        /// Ranks from then on.
+        now: u64,
+    },
     /// A signal asked the job to stop after this step.
-    Stopped { step: u64, signal: String },
+    Stopped {
+        /// The step.
+        step: u64,
+        /// The signal's name.
+        signal: String,
+    },
     /// A rank was slower than the others.
     Slow(Straggler),
 }
 
 /// The end of a job.
-#[derive(Deserialize)]
-pub(crate) struct End {
-    pub(crate) weights_sha256: String,
-    pub(crate) usage: BusyTime,
-    pub(crate) ranks: Vec<RankEnd>,
+#[derive(Clone, Debug, Deserialize)]
+pub struct End {
+    /// Hash of the weights.
+    pub weights_sha256: String,
+    /// When ranks computed.
+    pub usage: BusyTime,
+    /// What each rank has done.
+    pub ranks: Vec<RankEnd>,
     #[serde(default)]
     stragglers: Vec<Straggler>,
     pub(crate) best: Option<BestEpoch>,
@@ -98,24 +201,29 @@ pub(crate) struct Class {
 
 /// What a rank has done with its time.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct RankEnd {
-    pub(crate) waited_for_ranks_ns: u64,
-    pub(crate) waited_for_data_ns: u64,
+pub struct RankEnd {
+    /// Time lost waiting for other ranks, in nanoseconds.
+    pub waited_for_ranks_ns: u64,
+    /// Time lost waiting for data, in nanoseconds.
+    pub waited_for_data_ns: u64,
     /// Largest resident memory, in bytes.
-    pub(crate) peak_bytes: Option<u64>,
+    pub peak_bytes: Option<u64>,
     /// Bytes sent to other ranks.
-    pub(crate) sent_bytes: u64,
+    pub sent_bytes: u64,
 }
 
 /// A slow rank, with mean times for a shard in seconds.
-#[derive(Clone, Copy, Deserialize)]
-pub(crate) struct Straggler {
-    pub(crate) rank: usize,
-    pub(crate) seconds: f64,
-    pub(crate) others_seconds: f64,
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Straggler {
+    /// The rank.
+    pub rank: usize,
+    /// Its time.
+    pub seconds: f64,
+    /// The time of the others.
+    pub others_seconds: f64,
 }
 
-/// What the page needs of a line.
+/// What is read of a line.
 #[derive(Deserialize)]
 struct Line {
     kind: String,
@@ -134,7 +242,6 @@ struct Line {
     waited_seconds: Option<f64>,
     train_loss: Option<f64>,
     held_out_loss: Option<f64>,
-    accuracy: Option<f64>,
     signal: Option<String>,
     before: Option<u64>,
     now: Option<u64>,
@@ -146,79 +253,146 @@ impl Run {
     /// *Cost*: a pass over `metrics.jsonl`; memory does not grow with it.
     ///
     /// *Errors*: no metrics; the system's.
-    pub(crate) fn read(folder: &Path) -> Result<Self, ReportError> {
-        let path = folder.join("metrics.jsonl");
+    pub fn read(folder: &Path) -> Result<Self, ReportError> {
+        let tail = Tail::open(folder)?;
+        let full = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        let name = full.file_name().unwrap_or_default().to_string_lossy();
+        let mut run = Self {
+            name: name.into_owned(),
+            settings: settings(&folder.join("config.toml"))?,
+            seen: Seen::default(),
+            folder: folder.to_owned(),
+            tail,
+        };
+        run.update()?;
+        Ok(run)
+    }
+
+    /// The run directory.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Takes in what the job has written since, and returns whether that is anything. A job that is resumed replaces its metrics; they are
+    /// read anew then.
+    ///
+    /// *Errors*: the metrics are gone; the system's.
+    pub fn update(&mut self) -> Result<bool, ReportError> {
+        let is_new = self.tail.is_replaced(&self.folder)?;
+        if is_new {
+            self.tail = Tail::open(&self.folder)?;
+            self.seen = Seen::default();
+        }
+        let seen = &mut self.seen;
+        let has_more = self.tail.read(|line| seen.add(line));
+        Ok(has_more.map_err(ReportError::file(&self.folder.join(METRICS)))? || is_new)
+    }
+}
+
+/// The end of a file that grows.
+struct Tail {
+    file: BufReader<File>,
+    /// Bytes read.
+    at: u64,
+    /// The beginning of a line whose end is not written.
+    part: Vec<u8>,
+    /// In a line that is too long.
+    skips: bool,
+}
+
+impl Tail {
+    fn open(folder: &Path) -> Result<Self, ReportError> {
+        let path = folder.join(METRICS);
         let file = File::open(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound => ReportError::NoRun {
+            ErrorKind::NotFound | ErrorKind::NotADirectory => ReportError::NoRun {
                 folder: folder.to_owned(),
             },
             _ => ReportError::file(&path)(source),
         })?;
-        let full = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
-        let mut run = Self {
-            name: full
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            settings: settings(&folder.join("config.toml"))?,
-            ..Self::default()
-        };
-        let mut lines = BufReader::new(file);
-        let mut line = Vec::new();
-        loop {
-            line.clear();
-            let read = lines
-                .by_ref()
-                .take(LINE_BYTES_MAX)
-                .read_until(b'\n', &mut line);
-            if read.map_err(ReportError::file(&path))? == 0 {
-                return Ok(run);
-            }
-            run.add(&line);
-        }
+        Ok(Self {
+            file: BufReader::new(file),
+            at: 0,
+            part: Vec::new(),
+            skips: false,
+        })
     }
 
+    /// Whether another file has taken its place, or it has become shorter. The open file keeps its number from being used again.
+    fn is_replaced(&self, folder: &Path) -> Result<bool, ReportError> {
+        let path = folder.join(METRICS);
+        let own = self.file.get_ref().metadata();
+        let own = own.map_err(ReportError::file(&path))?;
+        let there = match fs::metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(ReportError::NoRun {
+                    folder: folder.to_owned(),
+                });
+            }
+            there => there.map_err(ReportError::file(&path))?,
+        };
+        let is_other = (own.dev(), own.ino()) != (there.dev(), there.ino());
+        Ok(is_other || there.len() < self.at)
+    }
+
+    /// Gives the lines that are new, and returns whether there is one. The last one may lack its end: it is given once it is a record.
+    fn read(&mut self, mut line: impl FnMut(&[u8])) -> std::io::Result<bool> {
+        let mut has_more = false;
+        loop {
+            let room = (LINE_BYTES_MAX - self.part.len()) as u64;
+            let mut limited = self.file.by_ref().take(room);
+            let read = limited.read_until(b'\n', &mut self.part)?;
+            self.at += read as u64;
+            let is_whole = self.part.ends_with(b"\n");
+            if is_whole || self.part.len() == LINE_BYTES_MAX {
+                if !std::mem::replace(&mut self.skips, !is_whole) {
+                    line(&self.part);
+                    has_more = true;
+                }
+                self.part.clear();
+            } else if read == 0 {
+                return Ok(has_more);
+            } else if !self.skips && serde_json::from_slice::<Line>(&self.part).is_ok() {
+                line(&self.part);
+                has_more = true;
+                self.part.clear();
+            }
+        }
+    }
+}
+
+impl Seen {
     fn add(&mut self, line: &[u8]) {
         let Ok(record) = serde_json::from_slice::<Line>(line) else {
-            // A job that still trains may have written half of its last line.
-            self.unread += u64::from(line.ends_with(b"\n") && !line.trim_ascii().is_empty());
+            self.unread += u64::from(!line.trim_ascii().is_empty());
             return;
         };
         self.steps = self.steps.max(record.step);
         match record.kind.as_str() {
             "step" => self.step(&record),
+            "start" => self.start(line),
             "end" => self.end(line),
-            "ranks" => self.note(Incident::Ranks {
-                step: record.step,
-                before: record.before.unwrap_or_default(),
-                now: record.now.unwrap_or_default(),
-            }),
+            "ranks" => {
+                let (before, now) = (record.before, record.now);
+                self.ranks = now;
+                self.note(Incident::Ranks {
+                    step: record.step,
+                    before: before.unwrap_or_default(),
+                    now: now.unwrap_or_default(),
+                });
+            }
             "stopped" => self.note(Incident::Stopped {
                 step: record.step,
-                signal: record
-                    .signal
-                    .iter()
-                    .flat_map(|name| name.chars())
-                    .take(SIGNAL_MAX)
-                    .collect(),
+                signal: cut(record.signal.as_deref().unwrap_or_default()),
             }),
-            // An epoch and an evaluation within one.
-            _ => {
+            "epoch" => {
                 self.epochs = self.epochs.max(record.epoch);
                 self.train_loss = record.train_loss.or(self.train_loss);
-                for (curve, value) in [
-                    (&mut self.held_out_loss, record.held_out_loss),
-                    (
-                        &mut self.accuracy,
-                        record.accuracy.map(|share| share * 100.0),
-                    ),
-                ] {
-                    value
-                        .into_iter()
-                        .for_each(|value| curve.push(record.step, value));
-                }
+                self.held_out(&record, line);
             }
+            "evaluation" => self.held_out(&record, line),
+            // Of a later version.
+            _ => {}
         }
     }
 
@@ -226,6 +400,10 @@ impl Run {
         let step = record.step;
         let seconds = record.seconds.filter(|seconds| *seconds > 0.0);
         self.seconds += seconds.unwrap_or(0.0);
+        self.step_seconds = match (self.step_seconds, seconds) {
+            (Some(mean), Some(now)) => Some(mean + (now - mean) * PACE_WEIGHT),
+            (mean, now) => now.or(mean),
+        };
         self.has_tokens |= record.tokens.is_some();
         let per_second = |count: Option<f64>| Some(count? / seconds?);
         let waited = || Some(record.waited_seconds? / seconds? * 100.0);
@@ -243,6 +421,45 @@ impl Run {
         } else if record.skipped == Some(true) {
             self.note(Incident::Skipped { step });
         }
+    }
+
+    fn held_out(&mut self, record: &Line, line: &[u8]) {
+        let step = record.step;
+        let loss = record.held_out_loss.into_iter();
+        loss.for_each(|loss| self.held_out_loss.push(step, loss));
+        let figures = serde_json::from_slice::<serde_json::Map<_, _>>(line);
+        for (name, value) in figures.unwrap_or_default() {
+            let is_metric = !NO_METRICS.contains(&name.as_str());
+            let Some(value) = value.as_f64().filter(|_| is_metric) else {
+                continue;
+            };
+            let name = cut(&name);
+            let known = self.metrics.iter().position(|(other, _)| *other == name);
+            match known {
+                Some(place) => self.metrics[place].1.push(step, value),
+                None if self.metrics.len() < METRICS_MAX => {
+                    let mut curve = Curve::default();
+                    curve.push(step, value);
+                    self.metrics.push((name, curve));
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn start(&mut self, line: &[u8]) {
+        let Ok(start) = serde_json::from_slice::<Start>(line) else {
+            self.unread += 1;
+            return;
+        };
+        let (step, ranks) = (start.step, start.world);
+        if self.start.is_some() || step > 0 {
+            self.note(Incident::Resumed { step, ranks });
+        }
+        self.ranks = Some(ranks);
+        // The job trains again.
+        self.end = None;
+        self.start = Some(start);
     }
 
     fn end(&mut self, line: &[u8]) {
@@ -263,6 +480,67 @@ impl Run {
             false => self.incidents_left_out += 1,
         }
     }
+
+    /// A metric of held-out data by name.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> Option<&Curve> {
+        let found = self.metrics.iter().find(|(other, _)| other == name);
+        found.map(|(_, curve)| curve)
+    }
+
+    /// Time in steps.
+    #[must_use]
+    pub fn time(&self) -> Duration {
+        Duration::try_from_secs_f64(self.seconds).unwrap_or(Duration::MAX)
+    }
+
+    /// About how long the steps that are left will take, if the job has not ended and has said how many it has.
+    #[must_use]
+    pub fn time_left(&self) -> Option<Duration> {
+        let steps = self.start.as_ref()?.steps;
+        let left = steps
+            .checked_sub(self.steps)
+            .filter(|_| self.end.is_none())?;
+        Duration::try_from_secs_f64(left as f64 * self.step_seconds?).ok()
+    }
+}
+
+impl Incident {
+    /// The incident in a sentence.
+    #[must_use]
+    pub fn text(&self, lang: Lang) -> String {
+        let at = |step: &u64, text: &str| {
+            format!("{} {}: {text}", words::STEP.of(lang), thousands(*step))
+        };
+        match self {
+            Self::Skipped { step } => at(step, words::SKIPPED.of(lang)),
+            Self::WentBack { step, to } => at(
+                step,
+                &format!("{} {}", words::WENT_BACK.of(lang), thousands(*to)),
+            ),
+            Self::Resumed { step, ranks } => at(
+                step,
+                &words::RESUMED.of(lang).replace("{}", &ranks.to_string()),
+            ),
+            Self::Ranks { step, before, now } => at(
+                step,
+                &format!("{} {before} → {now}", words::RANKS_NOW.of(lang)),
+            ),
+            Self::Stopped { step, signal } => {
+                at(step, &format!("{} {signal}", words::STOPPED.of(lang)))
+            }
+            Self::Slow(slow) => {
+                let text = words::SLOW.of(lang);
+                let text = text.replacen("{}", &format!("{:.4}", slow.seconds), 1);
+                let text = text.replacen("{}", &format!("{:.4}", slow.others_seconds), 1);
+                format!("{} {}: {text}", words::RANK.of(lang), slow.rank)
+            }
+        }
+    }
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
 }
 
 /// The settings in a file that `Resolved::to_toml` wrote: `key = value # source`.
@@ -284,4 +562,124 @@ fn settings(path: &Path) -> Result<Vec<[String; 3]>, ReportError> {
         (!key.starts_with('#')).then(|| [key, value, source].map(str::to_owned))
     };
     Ok(text.lines().filter_map(setting).collect())
+}
+
+/// The runs in a folder, the one that was written to last first; the folder itself if it is a run's.
+///
+/// *Errors*: the folder cannot be read, or holds no run.
+pub fn runs_below(folder: &Path) -> Result<Vec<PathBuf>, ReportError> {
+    let written = |run: &Path| fs::metadata(run.join(METRICS)).ok()?.modified().ok();
+    if written(folder).is_some() {
+        return Ok(vec![folder.to_owned()]);
+    }
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(ReportError::file(folder)(error));
+        }
+        entries => entries.into_iter().flatten().flatten(),
+    };
+    let mut found: Vec<_> = entries
+        .map(|entry| entry.path())
+        .filter_map(|run| written(&run).map(|at| (at, run)))
+        .collect();
+    if found.is_empty() {
+        let folder = folder.to_owned();
+        return Err(ReportError::NoRuns { folder });
+    }
+    found.sort_by(|one, other| other.cmp(one));
+    Ok(found.into_iter().map(|(_, run)| run).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn append(path: &Path, text: &str) {
+        let file = File::options().append(true).create(true).open(path);
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .expect("written");
+    }
+
+    fn step(step: u64) -> String {
+        format!("{{\"kind\":\"step\",\"step\":{step},\"epoch\":1,\"loss\":0.5,\"seconds\":2.0}}\n")
+    }
+
+    #[test]
+    fn a_growing_file_is_followed_line_by_line_and_read_anew_once_it_is_replaced() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(METRICS);
+        let start = r#"{"kind":"start","step":0,"world":4,"epochs":2,"steps":10}"#;
+        append(&path, &format!("{start}\n{}", step(1)));
+        let mut run = Run::read(folder.path()).expect("a run");
+        assert!(!run.update().expect("nothing new"));
+        let second = step(2);
+        let (first, rest) = second.split_at(20);
+        append(&path, first);
+        assert!(!run.update().expect("half a line"));
+        append(&path, rest.trim_end());
+        assert!(run.update().expect("a record without the end of its line"));
+        append(&path, &format!("\n{}", step(3)));
+        assert!(run.update().expect("the next line"));
+        assert_eq!((run.seen.steps, run.seen.unread), (3, 0));
+        assert_eq!(run.seen.loss.pieces().len(), 3);
+        assert_eq!(run.seen.time_left(), Some(Duration::from_secs(14)));
+
+        let beside = folder.path().join("new");
+        let resumed = r#"{"kind":"start","step":1,"world":2,"epochs":2,"steps":10}"#;
+        append(&beside, &format!("{start}\n{}{resumed}\n", step(1)));
+        fs::rename(&beside, &path).expect("replaced");
+        assert!(run.update().expect("read anew"));
+        assert_eq!((run.seen.steps, run.seen.ranks), (1, Some(2)));
+        let incident = Incident::Resumed { step: 1, ranks: 2 };
+        assert_eq!(run.seen.incidents, [incident]);
+
+        fs::remove_file(&path).expect("removed");
+        let error = run.update().expect_err("gone").to_string();
+        assert!(
+            error.ends_with("holds no run: it has no metrics.jsonl"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn metrics_of_ones_own_are_kept_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let evaluation =
+            r#"{"kind":"evaluation","step":3,"held_out_loss":1.5,"mae":0.25,"name":"x"}"#;
+        append(&folder.path().join(METRICS), evaluation);
+        let run = Run::read(folder.path()).expect("a run");
+        let names: Vec<_> = run.seen.metrics.iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["mae"]);
+        assert_eq!(run.seen.metric("mae").and_then(Curve::last), Some(0.25));
+    }
+
+    #[test]
+    fn a_line_without_end_is_skipped_in_bounded_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(METRICS);
+        append(&path, &"x".repeat(LINE_BYTES_MAX + 5));
+        append(&path, &format!("\n{}", step(7)));
+        let run = Run::read(folder.path()).expect("a run");
+        assert_eq!((run.seen.steps, run.seen.unread), (7, 1));
+    }
+
+    #[test]
+    fn the_run_that_was_written_last_comes_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = runs_below(folder.path()).expect_err("no run").to_string();
+        assert!(error.starts_with("there is no run below "), "{error}");
+        for (name, seconds) in [("new", 20), ("old", 10)] {
+            let run = folder.path().join(name);
+            fs::create_dir(&run).expect("a folder");
+            let file = File::create(run.join(METRICS)).expect("a file");
+            let at = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
+            file.set_modified(at).expect("a time");
+        }
+        let new = folder.path().join("new");
+        let found = runs_below(folder.path()).expect("runs");
+        assert_eq!(found, [new.clone(), folder.path().join("old")]);
+        assert_eq!(runs_below(&new).expect("itself"), [new]);
+    }
 }

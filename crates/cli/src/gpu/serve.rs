@@ -1,20 +1,18 @@
 //! `paceline gpu serve`: what devices and ranks do, for Prometheus to collect.
 
-mod http;
 mod metrics;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::live::Feed;
 use super::source::WatchArgs;
 use crate::exit::{Exit, Failure, note};
+use crate::http::{self, Answer, Request};
 
 /// What `paceline gpu serve` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -42,11 +40,11 @@ Examples:
 ///
 /// *Errors*: the address cannot be had.
 pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
-    let listener = TcpListener::bind(args.listen).map_err(|error| refused(args.listen, &error))?;
+    let listener = http::listen(args.listen)?;
     let failed = |what: &'static str| {
         move |error: io::Error| Failure::environment(format!("{what}: {error}"))
     };
-    let stop = stop_signal().map_err(failed("signals cannot be heeded"))?;
+    let stop = http::stop_signal().map_err(failed("signals cannot be heeded"))?;
     let WatchArgs { places, interval } = &args.watch;
     let feed = Feed::start(&places.find(), *interval).map_err(failed("cannot start a thread"))?;
     let address = listener.local_addr().unwrap_or(args.listen);
@@ -54,32 +52,24 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         "serving at http://{address}/metrics, until Ctrl-C"
     ));
     // Unchanged looks are written once, however many ask.
-    let mut page = Page::default();
-    let metrics = || page.text(&feed);
-    http::serve(listener, stop, metrics).map_err(failed("the server fails"))?;
+    let page = Mutex::new(Page::default());
+    let metrics = || {
+        let mut page = page.lock().unwrap_or_else(PoisonError::into_inner);
+        page.text(&feed)
+    };
+    let served = http::serve(listener, stop, |request| answer(request, metrics));
+    served.map_err(failed("the server fails"))?;
     Ok(Exit::Done)
 }
 
-/// Readable once a signal has come that ends the server.
-fn stop_signal() -> io::Result<UnixStream> {
-    let (stop, told) = UnixStream::pair()?;
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::low_level::pipe::register(signal, told.try_clone()?)?;
+fn answer(request: &Request<'_>, metrics: impl Fn() -> Arc<[u8]>) -> Answer {
+    let elsewhere = "the numbers are at /metrics";
+    match request.path {
+        // Version 0.0.4 is that of the text format.
+        "/metrics" => Answer::found("text/plain; version=0.0.4; charset=utf-8", metrics()),
+        "/" => Answer::text("200 OK", elsewhere),
+        _ => Answer::text("404 Not Found", elsewhere),
     }
-    Ok(stop)
-}
-
-fn refused(address: SocketAddr, error: &io::Error) -> Failure {
-    let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            Some("another program has the port; give another one, as in `--listen 127.0.0.1:9401`")
-        }
-        io::ErrorKind::AddrNotAvailable => Some("`ip addr` shows the addresses of this machine"),
-        io::ErrorKind::PermissionDenied => Some("ports below 1024 are root's; give a higher one"),
-        _ => None,
-    };
-    let message = format!("cannot listen at {address}: {error}");
-    Failure::new(Exit::Environment, message, hint.map(str::to_owned))
 }
 
 /// The text of the newest looks.
@@ -118,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_port_that_is_taken_is_an_error_with_a_hint() {
-        let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let args = ServeArgs {
             listen: taken.local_addr().expect("bound"),
             watch: WatchArgs {

@@ -3,32 +3,27 @@
 mod devices;
 mod draw;
 mod json;
+mod keys;
 mod pace;
 mod ranks;
-mod screen;
 mod state;
 mod table;
-mod theme;
-pub(super) mod words;
+mod words;
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 
-use self::screen::{Screen, Signals};
 use self::state::State;
-use self::theme::Theme;
 use super::live::Feed;
 use super::source::WatchArgs;
 use crate::exit::{Exit, Failure};
+use crate::terminal::{self, Screen, Signals, Theme};
 
 /// How long keys are waited for before the looks are looked at again.
 const KEYS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Width of a frame that is printed, where the environment does not say another.
-const ONCE_WIDTH: u16 = 120;
 /// Longest frame that is printed, in lines.
 const ONCE_LINES_MAX: usize = 8192;
 /// How long `--once` waits for a driver that does not answer.
@@ -79,27 +74,24 @@ pub(super) fn run(args: &TopArgs) -> Result<Exit, Failure> {
         true => json::write(&state, out),
         false => {
             let variable = |name: &str| std::env::var(name).ok();
-            print(&state, Theme::of(variable), width(variable), out)
+            print(&state, Theme::of(variable), terminal::width(variable), out)
         }
     })
 }
 
 fn watch(feed: &Feed, interval: Duration) -> Result<Exit, Failure> {
-    let failed = |error: io::Error| Failure::environment(format!("the terminal fails: {error}"));
     let theme = Theme::of(|name| std::env::var(name).ok());
-    let signals = Signals::heed().map_err(failed)?;
-    let ended = follow(feed, interval, theme, &signals);
-    match (signals.received(), ended) {
-        // A terminal that is gone fails too; the signal says why.
-        (Some(signal), _) => Ok(Exit::Signal(signal)),
-        (None, Err(error)) => Err(failed(error)),
-        (None, Ok(())) => Ok(Exit::Done),
-    }
+    terminal::show(|screen, signals| follow(feed, interval, theme, screen, signals))
 }
 
 /// Draws what is new, and does what keys say, until one says quit or a signal comes.
-fn follow(feed: &Feed, interval: Duration, theme: Theme, signals: &Signals) -> io::Result<()> {
-    let mut screen = Screen::open()?;
+fn follow(
+    feed: &Feed,
+    interval: Duration,
+    theme: Theme,
+    screen: &mut Screen,
+    signals: &Signals,
+) -> io::Result<()> {
     let mut state = State::new(interval);
     let mut drawn_at: Option<Instant> = None;
     loop {
@@ -112,7 +104,7 @@ fn follow(feed: &Feed, interval: Duration, theme: Theme, signals: &Signals) -> i
         if signals.received().is_some() {
             return Ok(());
         }
-        for input in screen.input(KEYS_TIMEOUT)? {
+        for input in screen.input(KEYS_TIMEOUT, keys::key)? {
             drawn_at = None;
             if !input.is_none_or(|key| state.press(key)) {
                 return Ok(());
@@ -150,62 +142,20 @@ fn second_look(feed: &Feed, interval: Duration) -> State {
     state
 }
 
-fn width(variable: impl Fn(&str) -> Option<String>) -> u16 {
-    let columns = variable("COLUMNS").and_then(|columns| columns.parse().ok());
-    columns
-        .filter(|columns| (20..=1000).contains(columns))
-        .unwrap_or(ONCE_WIDTH)
-}
-
 /// Prints a frame that has room for everything.
 fn print(state: &State, theme: Theme, width: u16, out: &mut impl Write) -> io::Result<()> {
-    for line in text(state, theme, width, draw::height(state).min(ONCE_LINES_MAX)) {
+    let height = draw::height(state).min(ONCE_LINES_MAX);
+    let draw = |area, buffer: &mut Buffer| draw::draw(state, theme, area, buffer);
+    for line in terminal::text(width, height, draw) {
         writeln!(out, "{line}")?;
     }
     Ok(())
-}
-
-/// A frame's lines without colours, and without empty ones.
-fn text(state: &State, theme: Theme, width: u16, height: usize) -> Vec<String> {
-    // A buffer has at most 65535 places of one another's kind in each direction.
-    let area = Rect::new(0, 0, width, u16::try_from(height).unwrap_or(u16::MAX));
-    let mut buffer = Buffer::empty(area);
-    draw::draw(state, theme, area, &mut buffer);
-    let line = |row: usize| {
-        let cells = buffer.content.iter();
-        let cells = cells.skip(row * usize::from(width)).take(width.into());
-        let mut line = String::new();
-        let mut hidden = 0;
-        for cell in cells {
-            // A wide character hides the places behind it.
-            if hidden > 0 {
-                hidden -= 1;
-                continue;
-            }
-            line.push_str(cell.symbol());
-            hidden = ratatui::text::Span::raw(cell.symbol())
-                .width()
-                .saturating_sub(1);
-        }
-        line.trim_end().to_owned()
-    };
-    let lines = (0..area.height.into()).map(line);
-    lines.filter(|line| !line.is_empty()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gpu::PlacesArgs;
-
-    #[test]
-    fn a_printed_frame_is_as_wide_as_the_environment_says() {
-        let of = |columns: &str| width(|_| Some(columns.to_owned()));
-        assert_eq!(
-            [of("80"), of(""), of("3"), of("99999")],
-            [80, 120, 120, 120]
-        );
-    }
 
     #[test]
     fn without_a_terminal_the_error_says_what_to_do() {

@@ -24,11 +24,18 @@ impl Server {
         let (stop, told) = UnixStream::pair().expect("a pair");
         let asked = Arc::new(AtomicUsize::new(0));
         let (count, body): (_, Arc<[u8]>) = (asked.clone(), body.into());
-        let page = move || {
-            count.fetch_add(1, Ordering::SeqCst);
-            body.clone()
+        let answer = move |request: &Request<'_>| match request.path {
+            "/metrics" => {
+                count.fetch_add(1, Ordering::SeqCst);
+                Answer::found("text/plain", body.clone())
+            }
+            "/stream" => {
+                let mut parts = [b"one ", b"two "].into_iter();
+                Answer::stream("text/plain", Box::new(move || Some(parts.next()?.to_vec())))
+            }
+            _ => Answer::text("404 Not Found", "not here"),
         };
-        let thread = thread::spawn(move || serve(listener, stop, page));
+        let thread = thread::spawn(move || serve(listener, stop, answer));
         Self {
             address,
             told,
@@ -86,16 +93,15 @@ fn the_page_is_where_it_is_looked_for_and_nothing_else_is_done() {
     };
     check(GET, "200 OK", "\r\n\r\nup 1\n");
     check(b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", "200 OK", "up 1\n");
-    check(b"GET / HTTP/1.1\r\n\r\n", "200 OK", "/metrics\n");
     check(
         b"GET /etc/passwd HTTP/1.1\r\n\r\n",
         "404 Not Found",
-        "/metrics\n",
+        "not here\n",
     );
     check(
         b"GET /metrics/../x HTTP/1.1\r\n\r\n",
         "404 Not Found",
-        "/metrics\n",
+        "not here\n",
     );
     check(
         b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc",
@@ -122,6 +128,27 @@ fn the_page_is_where_it_is_looked_for_and_nothing_else_is_done() {
     check(&many, "431", "too long\n");
     assert_eq!(server.asked.load(Ordering::SeqCst), 2);
     server.stop();
+}
+
+#[test]
+fn an_answer_may_come_in_parts() {
+    let mut server = Server::start(Vec::new());
+    let answer = server.says(b"GET /stream HTTP/1.1\r\n\r\n");
+    assert!(answer.ends_with("\r\n\r\none two "), "{answer}");
+    server.stop();
+}
+
+#[test]
+fn parameters_and_headers_are_found_by_name() {
+    let request = b"GET /a?x=1&token=ab HTTP/1.1\r\nhOST: me\r\n\r\n";
+    let found = answered(request, &|request| {
+        assert_eq!((request.path, request.query), ("/a", "x=1&token=ab"));
+        assert_eq!(request.parameter("token"), Some("ab"));
+        assert_eq!(request.parameter("tok"), None);
+        assert_eq!(request.header("Host"), Some("me"));
+        Answer::text("200 OK", "")
+    });
+    assert!(found.is_some());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::buffer::Buffer;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, Event, KeyEvent, KeyEventKind};
 use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
@@ -17,8 +17,6 @@ use ratatui::crossterm::{cursor, execute};
 use ratatui::layout::Rect;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator;
-
-use super::state::{Focus, Key};
 
 /// How long the picture may take to end after a signal. A terminal that takes no more output would keep it for ever.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -29,13 +27,13 @@ const INPUTS_MAX: usize = 64;
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal, while the picture is on it.
-pub(super) struct Screen {
+pub(crate) struct Screen {
     terminal: Terminal<CrosstermBackend<Stdout>>,
 }
 
 impl Screen {
     /// Takes the terminal. It is given back when this is dropped, and before a panic is reported.
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         give_back_on_panic();
         IS_TAKEN.store(true, Ordering::SeqCst);
         let open = || {
@@ -49,16 +47,21 @@ impl Screen {
             .inspect_err(|_| give_back())
     }
 
-    pub(super) fn draw(&mut self, draw: impl FnOnce(Rect, &mut Buffer)) -> io::Result<()> {
+    pub(crate) fn draw(&mut self, draw: impl FnOnce(Rect, &mut Buffer)) -> io::Result<()> {
         self.terminal
             .draw(|frame| draw(frame.area(), frame.buffer_mut()))?;
         Ok(())
     }
 
-    /// What was pressed; nothing in place of a key for what only asks for the picture to be drawn again, as another size does.
+    /// What was pressed, as `key` understands it; nothing in place of a key for what only asks for the picture to be drawn again, as
+    /// another size does.
     ///
     /// *Blocks*: for `timeout` at most.
-    pub(super) fn input(&mut self, timeout: Duration) -> io::Result<Vec<Option<Key>>> {
+    pub(crate) fn input<K>(
+        &mut self,
+        timeout: Duration,
+        key: impl Fn(&KeyEvent) -> Option<K>,
+    ) -> io::Result<Vec<Option<K>>> {
         let mut inputs = Vec::new();
         let mut wait = timeout;
         while inputs.len() < INPUTS_MAX && event::poll(wait)? {
@@ -79,28 +82,6 @@ impl Drop for Screen {
     fn drop(&mut self) {
         give_back();
     }
-}
-
-fn key(pressed: &KeyEvent) -> Option<Key> {
-    let has_control = pressed.modifiers.contains(KeyModifiers::CONTROL);
-    Some(match pressed.code {
-        KeyCode::Char('c' | 'd') if has_control => Key::Interrupt,
-        _ if has_control => return None,
-        KeyCode::Char('q') | KeyCode::Esc => Key::Quit,
-        KeyCode::Char('?') | KeyCode::F(1) => Key::Help,
-        KeyCode::Char(' ') => Key::Pause,
-        KeyCode::Up | KeyCode::Char('k') => Key::Move(-1),
-        KeyCode::Down | KeyCode::Char('j') => Key::Move(1),
-        KeyCode::PageUp => Key::Move(-10),
-        KeyCode::PageDown => Key::Move(10),
-        KeyCode::Home | KeyCode::Char('g') => Key::First,
-        KeyCode::End | KeyCode::Char('G') => Key::Last,
-        KeyCode::Left | KeyCode::Char('h') => Key::Focus(Focus::Devices),
-        KeyCode::Right | KeyCode::Char('l') => Key::Focus(Focus::Ranks),
-        KeyCode::Tab => Key::NextJob,
-        KeyCode::BackTab => Key::PreviousJob,
-        _ => return None,
-    })
 }
 
 /// Gives the terminal back, once.
@@ -124,7 +105,7 @@ fn give_back_on_panic() {
 }
 
 /// The signals that end the picture.
-pub(super) struct Signals {
+pub(crate) struct Signals {
     received: Arc<AtomicUsize>,
     handle: iterator::Handle,
     thread: Option<JoinHandle<()>>,
@@ -133,7 +114,7 @@ pub(super) struct Signals {
 impl Signals {
     /// Begins to heed them. Should the picture not end in time after one, because its terminal takes nothing any more, the
     /// program ends without it.
-    pub(super) fn heed() -> io::Result<Self> {
+    pub(crate) fn heed() -> io::Result<Self> {
         let mut signals = iterator::Signals::new([SIGTERM, SIGHUP, SIGINT, SIGQUIT])?;
         let handle = signals.handle();
         let received = Arc::new(AtomicUsize::new(0));
@@ -154,7 +135,7 @@ impl Signals {
             }
         };
         let thread = thread::Builder::new()
-            .name("gpu/signals".to_owned())
+            .name("signals".to_owned())
             .spawn(heed)?;
         Ok(Self {
             received,
@@ -164,7 +145,7 @@ impl Signals {
     }
 
     /// The signal that came.
-    pub(super) fn received(&self) -> Option<u8> {
+    pub(crate) fn received(&self) -> Option<u8> {
         let signal = self.received.load(Ordering::SeqCst);
         u8::try_from(signal).ok().filter(|signal| *signal > 0)
     }
@@ -177,35 +158,5 @@ impl Drop for Signals {
             thread.thread().unpark();
             let _ = thread.join();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_mean_what_the_help_says() {
-        let check = |code: KeyCode, modifiers: KeyModifiers, expect: Option<Key>| {
-            assert_eq!(key(&KeyEvent::new(code, modifiers)), expect, "{code:?}");
-        };
-        let none = KeyModifiers::NONE;
-        check(KeyCode::Char('q'), none, Some(Key::Quit));
-        check(KeyCode::Esc, none, Some(Key::Quit));
-        check(
-            KeyCode::Char('c'),
-            KeyModifiers::CONTROL,
-            Some(Key::Interrupt),
-        );
-        check(KeyCode::Char('c'), none, None);
-        check(KeyCode::Char('j'), none, Some(Key::Move(1)));
-        check(KeyCode::Char('j'), KeyModifiers::CONTROL, None);
-        check(KeyCode::Char('G'), KeyModifiers::SHIFT, Some(Key::Last));
-        check(
-            KeyCode::BackTab,
-            KeyModifiers::SHIFT,
-            Some(Key::PreviousJob),
-        );
-        check(KeyCode::F(5), none, None);
     }
 }

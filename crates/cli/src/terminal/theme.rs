@@ -1,10 +1,11 @@
 //! How things look: colours where they are wanted, and characters that the terminal has.
 
 use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::Span;
 
 /// What a piece of text is, which decides how it looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Tone {
+pub(crate) enum Tone {
     #[default]
     Plain,
     /// Of less weight: what is missing, units, titles of columns.
@@ -21,16 +22,16 @@ pub(super) enum Tone {
 
 /// How to show it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Theme {
+pub(crate) struct Theme {
     /// Whether colours are wanted.
-    pub(super) has_colors: bool,
+    pub(crate) has_colors: bool,
     /// Whether the terminal has more than ASCII.
-    pub(super) has_blocks: bool,
+    pub(crate) has_blocks: bool,
 }
 
 impl Theme {
     /// What the environment asks for: no colours with `NO_COLOR`, nothing but ASCII where the locale is not UTF-8.
-    pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+    pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| variable(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set);
         let is_utf8 = |locale: String| {
@@ -43,7 +44,7 @@ impl Theme {
         }
     }
 
-    pub(super) fn style(self, tone: Tone) -> Style {
+    pub(crate) fn style(self, tone: Tone) -> Style {
         let (color, is_bold) = match tone {
             Tone::Plain => return Style::new(),
             Tone::Dim => (Color::DarkGray, false),
@@ -65,12 +66,30 @@ impl Theme {
     }
 
     /// The style of the row that the keys are at.
-    pub(super) fn selected(self) -> Style {
+    pub(crate) fn selected(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
+    /// The colour of one of several curves.
+    pub(crate) fn series(self, number: usize) -> Color {
+        const COLORS: [Color; 8] = [
+            Color::Cyan,
+            Color::Yellow,
+            Color::Green,
+            Color::Magenta,
+            Color::Blue,
+            Color::Red,
+            Color::Gray,
+            Color::LightRed,
+        ];
+        match self.has_colors {
+            true => COLORS[number % COLORS.len()],
+            false => Color::Reset,
+        }
+    }
+
     /// `width` characters of a bar that is so much full, from 0 to 1.
-    pub(super) fn bar(self, share: f64, width: usize) -> (String, String) {
+    pub(crate) fn bar(self, share: f64, width: usize) -> (String, String) {
         let share = if share.is_finite() {
             share.clamp(0.0, 1.0)
         } else {
@@ -88,7 +107,7 @@ impl Theme {
     }
 
     /// One character for a value from 0 to 100, a blank for none.
-    pub(super) fn level(self, percent: Option<u8>) -> char {
+    pub(crate) fn level(self, percent: Option<u8>) -> char {
         let Some(percent) = percent else { return ' ' };
         let levels: [char; 9] = match self.has_blocks {
             true => ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
@@ -100,7 +119,7 @@ impl Theme {
     }
 
     /// Up and down, for what is sent and received.
-    pub(super) fn arrows(self) -> [&'static str; 2] {
+    pub(crate) fn arrows(self) -> [&'static str; 2] {
         if self.has_blocks {
             ["↑", "↓"]
         } else {
@@ -108,7 +127,37 @@ impl Theme {
         }
     }
 
-    pub(super) fn dot(self) -> &'static str {
+    /// The beginning of a text that is too wide, with a mark that there is more.
+    pub(crate) fn cut(self, text: &str, width: usize) -> String {
+        if Span::raw(text).width() <= width {
+            return text.to_owned();
+        }
+        let mark = if self.has_blocks { "…" } else { "~" };
+        let mut kept = String::new();
+        for c in text.chars() {
+            kept.push(c);
+            if Span::raw(kept.as_str()).width() + 1 > width {
+                kept.pop();
+                break;
+            }
+        }
+        if width > 0 {
+            kept.push_str(mark);
+        }
+        kept
+    }
+
+    /// A point of a curve that has few.
+    pub(crate) fn point(self) -> char {
+        if self.has_blocks { '●' } else { 'o' }
+    }
+
+    /// A patch of colour.
+    pub(crate) fn block(self) -> &'static str {
+        if self.has_blocks { "■" } else { "#" }
+    }
+
+    pub(crate) fn dot(self) -> &'static str {
         if self.has_blocks { " · " } else { " - " }
     }
 }

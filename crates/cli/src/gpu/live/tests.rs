@@ -68,8 +68,8 @@ pub(in super::super) fn devices(at: f64, devices: Vec<Device>) -> Arc<Devices> {
     })
 }
 
-/// A job of so many ranks, each with a device of its number, at a step.
-pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> Job {
+/// A job of so many ranks at a step.
+pub(crate) fn running_job(inode: u64, ranks: usize, step: u64) -> RunningJob {
     let rank = |index: usize| RunningRank {
         rank: Some(index),
         pid: u32::try_from(1000 + index).ok(),
@@ -94,20 +94,25 @@ pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> 
         weights: None,
         differences: Differences::default(),
     };
+    RunningJob {
+        page: (1, inode),
+        launcher: Some(999),
+        name: Some(format!("digits{inode}")),
+        command: "python train.py --lr 0.1".to_owned(),
+        world: Some(ranks),
+        restarts: 0,
+        generation: 0,
+        stopping: None,
+        revocation: None,
+        ranks: (0..ranks).map(rank).collect(),
+    }
+}
+
+/// The same, and each rank has a device of its number.
+pub(in super::super) fn job(inode: u64, ranks: usize, step: u64, cpu_s: f64) -> Job {
     Job {
         label: format!("digits{inode}"),
-        running: RunningJob {
-            page: (1, inode),
-            launcher: Some(999),
-            name: Some(format!("digits{inode}")),
-            command: "python train.py --lr 0.1".to_owned(),
-            world: Some(ranks),
-            restarts: 0,
-            generation: 0,
-            stopping: None,
-            revocation: None,
-            ranks: (0..ranks).map(rank).collect(),
-        },
+        running: running_job(inode, ranks, step),
         uses: (0..ranks)
             .map(|index| RankUse {
                 cpu: secs(cpu_s).into(),

@@ -8,9 +8,10 @@ use std::time::Duration;
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::Reading;
 use paceline_rendezvous::page::RunningRank;
+use paceline_usage::Lang;
 
 use super::super::live::{Device, Devices, Job, Jobs, Newest, RankUse};
-use super::super::top::words;
+use crate::activity::phase;
 
 /// A driver that has not answered for this long is taken not to.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
@@ -153,7 +154,7 @@ fn of_ranks(out: &mut Exposition, jobs: &[Job]) {
             let phase = rank
                 .running()
                 .activity
-                .map(|(activity, _)| words::phase(activity.phase));
+                .map(|(activity, _)| phase(activity.phase, Lang::En));
             labels.push(("phase", phase.unwrap_or_default().to_owned()));
             labels
         },

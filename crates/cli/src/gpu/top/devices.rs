@@ -7,9 +7,9 @@ use ratatui::text::{Line, Span};
 use super::super::live::Device;
 use super::draw::visible;
 use super::state::{Focus, State};
-use super::table::{self, Align, Cell, Column, Content, column, cut};
-use super::theme::{Theme, Tone};
+use super::table::{self, Align, Cell, Column, Content, column};
 use super::words;
+use crate::terminal::{Theme, Tone};
 
 /// Longest name that is shown whole.
 const NAME_WIDTH: usize = 22;
@@ -89,7 +89,7 @@ pub(super) fn lines(
             devices.len()
         );
         lines.push(Line::styled(
-            cut(&text, width, theme),
+            theme.cut(&text, width),
             theme.style(Tone::Dim),
         ));
     }
@@ -117,7 +117,7 @@ fn cells(state: &State, theme: Theme, device: &Device) -> [Cell; 11] {
             now.index.to_string(),
             if is_lost { Tone::Bad } else { Tone::Title },
         ),
-        Cell::new(cut(name, NAME_WIDTH, theme), Tone::Plain),
+        Cell::new(theme.cut(name, NAME_WIDTH), Tone::Plain),
         bar,
         percent.map_or_else(missing, |percent| {
             Cell::new(percent.to_string(), Tone::Plain)
@@ -213,7 +213,7 @@ fn second_line(state: &State, theme: Theme, device: &Device, width: usize) -> Li
     let text = texts.collect::<Vec<_>>().join("  ");
     let indent = 4.min(width);
     let room = width - indent;
-    let text = cut(&text, room, theme);
+    let text = theme.cut(&text, room);
     // The history takes what the numbers leave, in steps, so that it does not move with each of them.
     let used = Span::raw(text.as_str()).width() + 2;
     let history_width = room.saturating_sub(used) / 8 * 8;

@@ -6,9 +6,8 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::state::{Focus, State};
-use super::table::cut;
-use super::theme::{Theme, Tone};
 use super::{devices, ranks, words};
+use crate::terminal::{Room, Theme, Tone};
 
 /// From this width on devices and ranks stand beside each other.
 const BESIDE_WIDTH: u16 = 170;
@@ -75,37 +74,6 @@ pub(super) fn draw(state: &State, theme: Theme, area: Rect, buffer: &mut Buffer)
 pub(super) fn height(state: &State) -> usize {
     let ranks = state.job().map_or(1, |job| job.running.ranks.len() + 2);
     2 * state.device_list().len() + ranks + 8
-}
-
-/// What is left of the screen.
-struct Room<'a> {
-    area: Rect,
-    buffer: &'a mut Buffer,
-}
-
-impl Room<'_> {
-    fn top(&mut self, line: Line<'_>) {
-        if self.area.height > 0 {
-            self.buffer
-                .set_line(self.area.x, self.area.y, &line, self.area.width);
-            self.area.y += 1;
-            self.area.height -= 1;
-        }
-    }
-
-    fn bottom(&mut self, line: Line<'_>) {
-        if self.area.height > 0 {
-            self.area.height -= 1;
-            let y = self.area.y + self.area.height;
-            self.buffer.set_line(self.area.x, y, &line, self.area.width);
-        }
-    }
-
-    fn fill(mut self, lines: Vec<Line<'_>>) {
-        for line in lines {
-            self.top(line);
-        }
-    }
 }
 
 fn body(state: &State, theme: Theme, mut room: Room<'_>) {
@@ -180,7 +148,7 @@ fn header(state: &State, theme: Theme, width: usize) -> Line<'static> {
     }
     let used: usize = spans.iter().map(Span::width).sum();
     let rest = format!("{}{}", theme.dot(), parts.join(theme.dot()));
-    spans.push(Span::raw(cut(&rest, width.saturating_sub(used), theme)));
+    spans.push(Span::raw(theme.cut(&rest, width.saturating_sub(used))));
     Line::from(spans)
 }
 
@@ -234,7 +202,7 @@ fn notes(state: &State, theme: Theme, width: usize) -> Vec<Line<'static>> {
         notes.push((text.to_owned(), Tone::Dim));
     }
     let line =
-        |(text, tone): (String, Tone)| Line::styled(cut(&text, width, theme), theme.style(tone));
+        |(text, tone): (String, Tone)| Line::styled(theme.cut(&text, width), theme.style(tone));
     notes.into_iter().map(line).collect()
 }
 
@@ -244,14 +212,14 @@ fn detail(state: &State, theme: Theme, width: usize) -> Option<Line<'static>> {
         Focus::Ranks => ranks::sentence(state),
     }?;
     Some(Line::styled(
-        cut(&text, width, theme),
+        theme.cut(&text, width),
         theme.style(Tone::Title),
     ))
 }
 
 fn keys(theme: Theme, width: usize) -> Line<'static> {
     let keys = "q quit  ? help  j/k select  h/l devices/ranks  tab job  space hold";
-    Line::styled(cut(keys, width, theme), theme.style(Tone::Dim))
+    Line::styled(theme.cut(keys, width), theme.style(Tone::Dim))
 }
 
 fn help(theme: Theme) -> Vec<Line<'static>> {

@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
+use paceline_usage::Lang;
 use serde::Serialize;
 
 use super::super::live;
 use super::state::{RankRow, State};
-use super::words;
+use crate::activity::phase;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -93,7 +94,7 @@ fn of_rank((local_rank, row): (usize, RankRow<'_>)) -> Rank<'_> {
         devices: &used.devices,
         step: activity.map(|(activity, _)| activity.step),
         steps_per_second: row.steps_per_second,
-        phase: activity.map(|(activity, _)| words::phase(activity.phase)),
+        phase: activity.map(|(activity, _)| phase(activity.phase, Lang::En)),
         doing: activity.map(|(activity, _)| activity.to_string()),
         doing_for_s: activity.map(|(_, since)| since.as_secs_f64()),
         cpu_percent: row.cpu_percent,

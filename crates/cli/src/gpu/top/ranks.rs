@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use paceline_gpu::host::plain;
 use paceline_rendezvous::page::Phase;
+use paceline_usage::Lang;
 use ratatui::text::{Line, Span};
 
 use super::super::live::Job;
 use super::draw::visible;
 use super::state::{Focus, RankRow, State};
-use super::table::{self, Align, Cell, Column, column, cut};
-use super::theme::{Theme, Tone};
+use super::table::{self, Align, Cell, Column, column};
 use super::words;
+use crate::activity;
+use crate::terminal::{Theme, Tone};
 
 /// Waiting in one operation for longer than this is worth a look.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -100,13 +102,13 @@ fn title(
     parts.push(running.command.clone());
     let name = format!("job {}", job.label);
     let rest = format!("{}{}", theme.dot(), parts.join(theme.dot()));
-    let name = cut(&name, width, theme);
+    let name = theme.cut(&name, width);
     let used = Span::raw(name.as_str()).width();
     let is_over = running.revocation.is_some() || running.stopping.is_some();
     let tone = if is_over { Tone::Bad } else { Tone::Title };
     Line::from(vec![
         Span::styled(name, theme.style(tone)),
-        Span::raw(cut(&rest, width.saturating_sub(used), theme)),
+        Span::raw(theme.cut(&rest, width.saturating_sub(used))),
     ])
 }
 
@@ -142,11 +144,14 @@ fn doing(row: &RankRow<'_>) -> (String, Tone) {
         (Some((activity, _)), None) if activity.phase == Phase::Finished => {
             ("finished".to_owned(), Tone::Dim)
         }
-        (Some((activity, _)), None) => (format!("ended: {}", words::doing(activity)), Tone::Bad),
+        (Some((activity, _)), None) => (
+            format!("ended: {}", activity::doing(activity, Lang::En)),
+            Tone::Bad,
+        ),
         (Some((activity, since)), Some(_)) => {
             let is_late = activity.op.is_some() && *since >= LONG_WAIT;
             let tone = if is_late { Tone::Warn } else { Tone::Plain };
-            (words::doing(activity), tone)
+            (activity::doing(activity, Lang::En), tone)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use ratatui::text::{Line, Span};
 
-use super::theme::{Theme, Tone};
+use crate::terminal::{Theme, Tone};
 
 /// Blanks between two columns.
 const GAP: usize = 1;
@@ -161,7 +161,7 @@ fn cell_spans(cell: &Cell, align: Align, width: usize, theme: Theme) -> Vec<Span
             vec![Span::styled(levels.iter().rev().collect::<String>(), style)]
         }
         Content::Text(text) => {
-            let text = cut(text, width, theme);
+            let text = theme.cut(text, width);
             let blanks = " ".repeat(width.saturating_sub(Span::raw(text.as_str()).width()));
             let text = Span::styled(text, style);
             match align {
@@ -170,26 +170,6 @@ fn cell_spans(cell: &Cell, align: Align, width: usize, theme: Theme) -> Vec<Span
             }
         }
     }
-}
-
-/// The beginning of a text that is too wide, with a mark that there is more.
-pub(super) fn cut(text: &str, width: usize, theme: Theme) -> String {
-    if Span::raw(text).width() <= width {
-        return text.to_owned();
-    }
-    let mark = if theme.has_blocks { "…" } else { "~" };
-    let mut kept = String::new();
-    for c in text.chars() {
-        kept.push(c);
-        if Span::raw(kept.as_str()).width() + 1 > width {
-            kept.pop();
-            break;
-        }
-    }
-    if width > 0 {
-        kept.push_str(mark);
-    }
-    kept
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::Memory;
-use paceline_rendezvous::page::{Activity, Phase, op_name};
 
 /// Bytes in what drivers call a megabyte.
 const MB: u64 = 1 << 20;
@@ -83,33 +82,6 @@ pub(super) fn clock(time: Duration) -> String {
     format!("{}:{:02}:{:02}", s / 3600, s % 3600 / 60, s % 60)
 }
 
-/// What a rank is doing, in few words: `all-reduce #4411 b3`, `backward`.
-pub(super) fn doing(activity: &Activity) -> String {
-    let phase = phase(activity.phase);
-    let Some(op) = &activity.op else {
-        return phase.to_owned();
-    };
-    let bucket = op.bucket.map(|bucket| format!(" b{bucket}"));
-    let (name, seq) = (op_name(op.code), op.seq);
-    format!("{phase}: {name} #{seq}{}", bucket.unwrap_or_default())
-}
-
-/// A phase in one word.
-pub(in super::super) fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Starting => "starting",
-        Phase::Rendezvous => "rendezvous",
-        Phase::DataLoader => "data",
-        Phase::Forward => "forward",
-        Phase::Backward => "backward",
-        Phase::Communication => "communication",
-        Phase::BetweenSteps | Phase::StepClosure => "own code",
-        Phase::Evaluation => "evaluation",
-        Phase::Checkpoint => "checkpoint",
-        Phase::Finished => "finished",
-    }
-}
-
 /// Why clocks are held down: a few letters, the end of a sentence, and whether it costs much and was not asked for.
 pub(super) fn throttle(throttle: Throttle) -> (&'static str, &'static str, bool) {
     match throttle {
@@ -134,8 +106,6 @@ pub(super) fn throttle(throttle: Throttle) -> (&'static str, &'static str, bool)
 
 #[cfg(test)]
 mod tests {
-    use paceline_rendezvous::page::{OpActivity, op};
-
     use super::*;
 
     #[test]
@@ -179,30 +149,5 @@ mod tests {
         check(time(Duration::from_secs(273_600)), "3d04h");
         check(time(Duration::MAX), "213503982334601d07h");
         check(clock(Duration::from_secs(754)), "0:12:34");
-    }
-
-    #[test]
-    fn an_activity_is_a_few_words() {
-        let op = |bucket| {
-            Some(OpActivity {
-                code: op::ALL_REDUCE,
-                seq: 4411,
-                bucket,
-            })
-        };
-        let check = |phase, op, expect: &str| {
-            assert_eq!(doing(&Activity { phase, step: 1, op }), expect);
-        };
-        check(Phase::DataLoader, None, "data");
-        check(
-            Phase::Backward,
-            op(Some(3)),
-            "backward: all-reduce #4411 b3",
-        );
-        check(
-            Phase::Communication,
-            op(None),
-            "communication: all-reduce #4411",
-        );
     }
 }

@@ -1,0 +1,69 @@
+//! Which running job writes a run.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Instant;
+
+use paceline_rendezvous::page::{Running, RunningJob};
+
+/// Most open files of a rank that are looked at.
+const FILES_MAX: usize = 1024;
+
+/// The jobs of this machine.
+pub(super) struct Jobs {
+    running: Running,
+    seen: Vec<RunningJob>,
+}
+
+impl Jobs {
+    pub(super) fn new() -> Self {
+        Self {
+            running: Running::new(Path::new("/")),
+            seen: Vec::new(),
+        }
+    }
+
+    pub(super) fn look(&mut self) {
+        self.seen = self.running.look(Instant::now());
+    }
+
+    /// The job that has the metrics of the run in `folder` open. Rank 0 has them as long as it trains.
+    pub(super) fn of(&self, folder: &Path) -> Option<&RunningJob> {
+        let metrics = fs::metadata(folder.join("metrics.jsonl")).ok()?;
+        let metrics = (metrics.dev(), metrics.ino());
+        self.seen.iter().find(|job| {
+            let mut pids = job.ranks.iter().filter_map(|rank| rank.pid);
+            pids.any(|pid| has_open(pid, metrics))
+        })
+    }
+}
+
+fn has_open(pid: u32, file: (u64, u64)) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd"));
+    let files = files.into_iter().flatten().flatten().take(FILES_MAX);
+    files
+        .filter_map(|link| fs::metadata(link.path()).ok())
+        .any(|open| (open.dev(), open.ino()) == file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_the_files_that_it_has_open() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let other = tempfile::NamedTempFile::new().expect("a file");
+        let key = |file: &tempfile::NamedTempFile| {
+            let metadata = file.as_file().metadata().expect("metadata");
+            (metadata.dev(), metadata.ino())
+        };
+        let closed = key(&other);
+        // Its number stays taken.
+        let kept = other.into_temp_path();
+        assert!(has_open(std::process::id(), key(&file)));
+        assert!(!has_open(std::process::id(), closed));
+        drop(kept);
+    }
+}
