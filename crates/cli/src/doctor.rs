@@ -1,21 +1,25 @@
-//! `paceline doctor`: checks for problems before a job, and explains a failed one.
+//! `paceline doctor`: checks for problems before a job, and explains one that runs or is over.
 
 mod check;
 mod flight;
+mod job;
 
 use std::path::PathBuf;
 
-use clap::{ArgMatches, value_parser};
+use clap::{Arg, ArgMatches, value_parser};
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{json, valued};
 
 pub use check::CheckArgs;
+pub use job::Subject;
 
 /// The command line of `paceline doctor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DoctorArgs {
-    /// Folder of the flight records; the checks before a job if not given.
+    /// The job that is looked at.
+    pub subject: Option<Subject>,
+    /// Folder of the flight records; without it and a job, the checks before a job.
     pub flight: Option<PathBuf>,
     /// The job that is to begin.
     pub check: CheckArgs,
@@ -24,7 +28,10 @@ pub struct DoctorArgs {
 }
 
 const EXAMPLES: &str = "\
-Without --flight it looks at this machine: cores, memory, limits, disk, network, ports,
+With RUN or --pid it looks at a job that runs or is over, and says whether it waits forever,
+works on some devices only, is not in step, slow, or ended early, why, and what to do.
+
+Without them and --flight it looks at this machine: cores, memory, limits, disk, network, ports,
 variables, and what an earlier job has left. With several nodes the same command runs
 on each of them; they meet, and each tries to reach every address of every other.
 Nothing is changed.
@@ -43,6 +50,8 @@ Examples:
   Look on two nodes, with the same command on each:
     export PACELINE_JOB_TOKEN=...   # once: openssl rand -hex 32
     paceline doctor --nproc-per-node 8 --nnodes 2 --rdzv-endpoint node1
+  See what is the matter with a job:
+    paceline doctor runs/flowers
   Read what a failed job has left:
     paceline run --nproc-per-node 4 --flight-dir flight ./my-program
     paceline doctor --flight flight";
@@ -51,8 +60,20 @@ Examples:
 #[must_use]
 pub fn command() -> clap::Command {
     let command = clap::Command::new("doctor")
-        .about("Check for problems before a job, or explain a failed one")
+        .about("Check for problems before a job, or explain one that runs or is over")
         .after_help(EXAMPLES)
+        .arg(
+            Arg::new("run")
+                .value_name("RUN")
+                .value_parser(value_parser!(PathBuf))
+                .conflicts_with_all(check::names().chain(["flight", "pid"]))
+                .help("Run directory of a job that runs or is over"),
+        )
+        .arg(
+            valued("pid", "PID", value_parser!(u32).range(1..))
+                .conflicts_with_all(check::names().chain(["flight"]))
+                .help("A rank or the launcher of a job that runs on this machine"),
+        )
         .arg(
             valued("flight", "DIR", value_parser!(PathBuf))
                 .conflicts_with_all(check::names())
@@ -65,7 +86,10 @@ pub fn command() -> clap::Command {
 /// Reads the arguments of a command line.
 #[must_use]
 pub fn read(matches: &ArgMatches) -> DoctorArgs {
+    let run = matches.get_one("run").cloned().map(Subject::Run);
+    let pid = matches.get_one("pid").copied().map(Subject::Pid);
     DoctorArgs {
+        subject: run.or(pid),
         flight: matches.get_one("flight").cloned(),
         check: check::read(matches),
         json: matches.get_flag("json"),
@@ -76,8 +100,9 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
 ///
 /// *Errors*: what kept it from that.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
-    match &args.flight {
-        Some(dir) => flight::read(dir, args.json),
-        None => check::check(&args.check, args.json),
+    match (&args.subject, &args.flight) {
+        (Some(subject), _) => job::explain(subject, args.json),
+        (None, Some(dir)) => flight::read(dir, args.json),
+        (None, None) => check::check(&args.check, args.json),
     }
 }

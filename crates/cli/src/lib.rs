@@ -22,6 +22,7 @@ pub mod flags;
 pub mod gpu;
 mod http;
 pub mod job;
+mod jobs;
 pub mod report;
 pub mod run;
 pub mod serve;

@@ -1,7 +1,6 @@
 //! `paceline watch`: runs as they train, on a terminal.
 
 mod draw;
-mod jobs;
 mod plot;
 mod state;
 
@@ -13,10 +12,10 @@ use paceline_report::Run;
 use paceline_usage::Lang;
 use ratatui::buffer::Buffer;
 
-use self::jobs::Jobs;
 use self::state::State;
 use crate::exit::{Exit, Failure};
 use crate::flags;
+use crate::jobs::Jobs;
 use crate::report::{RunsArgs, failed};
 use crate::terminal::{self, Screen, Signals, Theme};
 use crate::usage::{lang, langs};

@@ -50,15 +50,13 @@ pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, ReportError> {
 pub fn sections(runs: &[Run], lang: Lang) -> Vec<(&'static str, String)> {
     assert!((1..=RUNS_MAX).contains(&runs.len()), "{} runs", runs.len());
     let page = Page { runs, lang };
-    let of_each = |section: fn(&Page<'_>, &Run) -> String| {
-        let sections: Vec<String> = runs.iter().map(|run| section(&page, run)).collect();
-        sections.concat()
-    };
+    let of_each =
+        |section: &dyn Fn(&Run) -> String| -> String { runs.iter().map(section).collect() };
     vec![
         ("summary", page.summary()),
         ("charts", page.curves()),
-        ("classes", of_each(Page::classes)),
-        ("ranks", of_each(Page::ranks)),
+        ("classes", of_each(&|run| page.classes(run))),
+        ("ranks", of_each(&|run| page.ranks(run))),
         ("incidents", page.incidents()),
         ("settings", page.settings()),
     ]

@@ -5,7 +5,7 @@ use paceline_report::{Run, Seen};
 use paceline_usage::Lang;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-use super::jobs::Jobs;
+use crate::jobs::Jobs;
 
 /// Everything that a frame is drawn from.
 pub(super) struct State {

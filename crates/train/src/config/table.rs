@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::kind::Kind;
 use super::{
-    BadSamples, ClassWeights, LrSchedule, MissingValues, ModelSize, NonFinite, Objective, Optimizer,
-    RandomCrop, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero,
+    BadSamples, ClassWeights, LrSchedule, MissingValues, ModelSize, NonFinite, Objective,
+    Optimizer, RandomCrop, Recovery, Strategy, Switch, Task, TimeoutSeconds, Zero,
 };
 
 /// Maximum number of ranks, shards or micro-batches in a setting.

@@ -126,6 +126,6 @@ fn no_size_is_too_small() {
         }
     }
     fs::remove_dir_all(folder.path().join("two")).expect("removed");
-    state.look(&mut crate::watch::jobs::Jobs::new());
+    state.look(&mut crate::jobs::Jobs::new());
     assert!(frame(&state, THEME, 160, 30).contains("two holds no run"));
 }

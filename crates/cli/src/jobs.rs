@@ -1,4 +1,4 @@
-//! Which running job writes a run.
+//! Which running job writes a run, or has a process.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,30 +11,38 @@ use paceline_rendezvous::page::{Running, RunningJob};
 const FILES_MAX: usize = 1024;
 
 /// The jobs of this machine.
-pub(super) struct Jobs {
+pub(crate) struct Jobs {
     running: Running,
     seen: Vec<RunningJob>,
 }
 
 impl Jobs {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             running: Running::new(Path::new("/")),
             seen: Vec::new(),
         }
     }
 
-    pub(super) fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         self.seen = self.running.look(Instant::now());
     }
 
     /// The job that has the metrics of the run in `folder` open. Rank 0 has them as long as it trains.
-    pub(super) fn of(&self, folder: &Path) -> Option<&RunningJob> {
+    pub(crate) fn of(&self, folder: &Path) -> Option<&RunningJob> {
         let metrics = fs::metadata(folder.join("metrics.jsonl")).ok()?;
         let metrics = (metrics.dev(), metrics.ino());
         self.seen.iter().find(|job| {
             let mut pids = job.ranks.iter().filter_map(|rank| rank.pid);
             pids.any(|pid| has_open(pid, metrics))
+        })
+    }
+
+    /// The job of which this process is a rank or the launcher.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<&RunningJob> {
+        self.seen.iter().find(|job| {
+            let mut pids = job.ranks.iter().filter_map(|rank| rank.pid);
+            job.launcher == Some(pid) || pids.any(|rank| rank == pid)
         })
     }
 }

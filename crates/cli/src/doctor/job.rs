@@ -1,0 +1,186 @@
+//! `paceline doctor RUN`: what is the matter with a job that runs or has ended, why, and what to do.
+
+mod judge;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::thread::{available_parallelism, sleep};
+use std::time::{Duration, Instant};
+
+use paceline_doctor::{Finding, Severity};
+use paceline_gpu::host;
+use paceline_rendezvous::page::{RunningJob, RunningRank};
+use paceline_rendezvous::process::Stat;
+use paceline_report::Run;
+use serde::{Deserialize, Serialize};
+
+use self::judge::{Facts, Failed, Rank, judge};
+use crate::exit::{Exit, Failure};
+use crate::flags::print;
+use crate::jobs::Jobs;
+use crate::report::failed;
+
+/// How long a running job is watched.
+const WINDOW: Duration = Duration::from_secs(3);
+/// Most bytes of a report of a failure.
+const FAILURE_BYTES_MAX: u64 = 1 << 20;
+/// Longest text of a finding, part of which other programs have written.
+const TEXT_MAX: usize = 2000;
+
+/// Which job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// That of a run directory.
+    Run(PathBuf),
+    /// That of a rank or a launcher which runs.
+    Pid(u32),
+}
+
+/// Prints what was found, the worst first.
+///
+/// *Blocks*: for the time in which a running job is watched.
+///
+/// *Errors*: no run in the folder; no job with such a process.
+pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
+    let run = match subject {
+        Subject::Run(folder) => Some(Run::read(folder).map_err(failed)?),
+        Subject::Pid(_) => None,
+    };
+    let mut jobs = Jobs::new();
+    let find = |jobs: &mut Jobs| {
+        jobs.look();
+        let job = match subject {
+            Subject::Run(folder) => jobs.of(folder),
+            Subject::Pid(pid) => jobs.of_process(*pid),
+        };
+        job.map(Look::at)
+    };
+    let first = find(&mut jobs);
+    if let (Subject::Pid(pid), None) = (subject, &first) {
+        return Err(Failure::usage(format!(
+            "no job of Paceline's has a rank or a launcher with pid {pid} on this machine"
+        )));
+    }
+    let last = first.as_ref().and_then(|_| {
+        sleep(WINDOW);
+        find(&mut jobs)
+    });
+    let ranks = match (&first, &last) {
+        (Some(first), Some(last)) => last.since(first),
+        _ => Vec::new(),
+    };
+    let facts = Facts {
+        folder: run.as_ref().map(Run::folder),
+        seen: run.as_ref().map(|run| &run.seen),
+        failed: run.as_ref().and_then(|run| failure(run.folder())),
+        cores: available_parallelism().map_or(1, usize::from),
+        ranks,
+    };
+    let report = Report {
+        state: facts.state(),
+        findings: judge(&facts),
+    };
+    print(|out| report.write(json, out)).map(|_| report.exit())
+}
+
+/// What is printed; its fields are those of the JSON object.
+#[derive(Serialize)]
+struct Report {
+    /// How far the job is, in words.
+    state: String,
+    findings: Vec<Finding>,
+}
+
+impl Report {
+    fn exit(&self) -> Exit {
+        let is_fault = |finding: &Finding| finding.severity == Severity::Error;
+        match self.findings.iter().any(is_fault) {
+            true => Exit::JobFailed,
+            false => Exit::Done,
+        }
+    }
+
+    fn write(&self, json: bool, out: &mut impl Write) -> std::io::Result<()> {
+        if json {
+            serde_json::to_writer(&mut *out, self)?;
+            return writeln!(out);
+        }
+        writeln!(out, "{}", self.state)?;
+        for finding in &self.findings {
+            write!(out, "\n{finding}")?;
+        }
+        if self.findings.is_empty() {
+            writeln!(out, "\nnothing wrong was found")?;
+        }
+        Ok(())
+    }
+}
+
+/// A job at one moment.
+struct Look {
+    at: Instant,
+    job: RunningJob,
+    /// Of each rank's process.
+    stats: Vec<Option<Stat>>,
+}
+
+impl Look {
+    fn at(job: &RunningJob) -> Self {
+        let stats = job.ranks.iter().map(|rank| Stat::read(rank.pid?));
+        Self {
+            at: Instant::now(),
+            stats: stats.collect(),
+            job: job.clone(),
+        }
+    }
+
+    /// The ranks now, and what they have done since.
+    fn since(&self, first: &Self) -> Vec<Rank> {
+        let seconds = (self.at - first.at).as_secs_f64();
+        let ranks = self.job.ranks.iter().zip(&self.stats).enumerate();
+        let activity = |rank: &RunningRank| rank.activity.map(|(activity, _)| activity);
+        let rank = |(place, (now, stat)): (usize, (&RunningRank, &Option<Stat>))| {
+            let before = first.job.ranks.get(place);
+            let before_stat = first.stats.get(place).copied().flatten();
+            let before = before.filter(|before| before.pid == now.pid);
+            let cpu = stat.map(|stat| stat.cpu());
+            let cpu_before = before_stat.map(|stat| stat.cpu());
+            let ran = cpu
+                .unwrap_or_default()
+                .saturating_sub(cpu_before.unwrap_or_default());
+            Rank {
+                rank: now.rank.unwrap_or(place),
+                pid: now.pid,
+                activity: now.activity,
+                has_moved: before.is_none_or(|before| activity(before) != activity(now)),
+                stat: *stat,
+                cores: ran.as_secs_f64() / seconds,
+                differences: now.differences,
+            }
+        };
+        ranks.map(rank).collect()
+    }
+}
+
+/// What the launcher has written about a failure.
+fn failure(folder: &Path) -> Option<Failed> {
+    #[derive(Deserialize)]
+    struct Error {
+        cause: String,
+        error: Option<String>,
+        hint: Option<String>,
+        log: Option<String>,
+    }
+    let mut text = Vec::new();
+    let file = File::open(folder.join("logs/error.json")).ok()?;
+    file.take(FAILURE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    let error: Error = serde_json::from_slice(&text).ok()?;
+    let plain = |text: String| host::plain(&text, TEXT_MAX);
+    Some(Failed {
+        cause: plain(error.cause),
+        error: error.error.map(plain),
+        hint: error.hint.map(plain),
+        log: error.log.map(plain),
+    })
+}

@@ -1,0 +1,259 @@
+use paceline_rendezvous::page::{OpActivity, op};
+use paceline_report::{Start, Straggler};
+use serde_json::json;
+
+use super::*;
+
+/// A rank that has done nothing but this for so many seconds.
+fn rank(number: usize, phase: Phase, waits_in: Option<u64>, seconds: u64) -> Rank {
+    let op = waits_in.map(|seq| OpActivity {
+        code: op::ALL_REDUCE,
+        seq,
+        bucket: None,
+    });
+    let activity = Activity { phase, step: 7, op };
+    Rank {
+        rank: number,
+        pid: Some(4711),
+        activity: Some((activity, Duration::from_secs(seconds))),
+        has_moved: false,
+        stat: None,
+        cores: 0.0,
+        differences: Differences::default(),
+    }
+}
+
+fn facts<'a>(seen: Option<&'a Seen>, ranks: Vec<Rank>) -> Facts<'a> {
+    Facts {
+        folder: Some(Path::new("runs/a")),
+        seen,
+        failed: None,
+        ranks,
+        cores: 8,
+    }
+}
+
+/// The only finding.
+fn only(facts: &Facts<'_>) -> Finding {
+    let mut findings = judge(facts);
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    findings.remove(0)
+}
+
+#[track_caller]
+fn says(finding: &Finding, severity: Severity, check: &str, parts: &[&str]) {
+    assert_eq!(
+        (finding.severity, &*finding.check),
+        (severity, check),
+        "{finding}"
+    );
+    let text = finding.to_string();
+    parts
+        .iter()
+        .for_each(|part| assert!(text.contains(part), "{part}: {text}"));
+}
+
+#[test]
+fn the_rank_that_has_not_come_is_named_and_what_it_does() {
+    let waiting = rank(0, Phase::Communication, Some(12), 42);
+    let loading = rank(1, Phase::DataLoader, None, 43);
+    let found = only(&facts(None, vec![waiting, loading]));
+    let parts = [
+        "rank 1 is in the data loader of step 7 for 43 s",
+        "rank 0 waits in all-reduce #12 of step 7 for 42 s",
+        "why: rank 1 has not come",
+        "samples do not come",
+    ];
+    says(&found, Severity::Error, "waits forever", &parts);
+}
+
+#[test]
+fn ranks_in_different_operations_took_different_branches() {
+    let [first, second] = [12, 13].map(|seq| rank(0, Phase::Communication, Some(seq), 60));
+    let found = only(&facts(None, vec![first, second]));
+    says(
+        &found,
+        Severity::Error,
+        "waits forever",
+        &["different operations"],
+    );
+    let found = only(&facts(None, vec![first, first]));
+    says(
+        &found,
+        Severity::Error,
+        "waits forever",
+        &["a connection, is missing"],
+    );
+}
+
+#[test]
+fn a_job_that_moves_or_has_long_steps_does_not_wait_forever() {
+    let waiting = rank(0, Phase::Communication, Some(12), 42);
+    let moving = Rank {
+        has_moved: true,
+        ..rank(1, Phase::Forward, None, 42)
+    };
+    assert_eq!(judge(&facts(None, vec![waiting, moving])), []);
+    let seen = Seen {
+        step_seconds: Some(5.0),
+        ..Seen::default()
+    };
+    let computing = rank(1, Phase::Forward, None, 42);
+    assert_eq!(judge(&facts(Some(&seen), vec![waiting, computing])), []);
+}
+
+#[test]
+fn a_stopped_process_explains_the_waits_of_the_others() {
+    let mut stat = Stat::read(std::process::id()).expect("this process");
+    stat.state = 'T';
+    let held = Rank {
+        stat: Some(stat),
+        ..rank(1, Phase::Forward, None, 42)
+    };
+    let found = only(&facts(
+        None,
+        vec![rank(0, Phase::Communication, Some(1), 42), held],
+    ));
+    says(
+        &found,
+        Severity::Error,
+        "waits forever",
+        &[
+            "rank 1 (pid 4711) is stopped by a signal",
+            "kill -CONT 4711",
+        ],
+    );
+}
+
+#[test]
+fn a_rank_without_a_process_and_one_with_other_weights_are_named() {
+    let gone = Rank {
+        pid: None,
+        ..rank(3, Phase::Forward, None, 1)
+    };
+    let found = only(&facts(None, vec![rank(0, Phase::Forward, None, 1), gone]));
+    says(
+        &found,
+        Severity::Warning,
+        "only some work",
+        &["of 2 ranks, these have no process: 3"],
+    );
+    let differing = Rank {
+        differences: Differences {
+            times: 2,
+            step: 30,
+            odd: Some(1),
+        },
+        ..rank(0, Phase::Forward, None, 1)
+    };
+    let found = only(&facts(None, vec![differing]));
+    says(
+        &found,
+        Severity::Error,
+        "not in step",
+        &["at step 30: rank 1 against the others; 2 times"],
+    );
+}
+
+/// A job that is done, whose two ranks were busy for these shares of 10 s and one of which waited so long for data.
+fn done(busy: [u64; 2], at_once: u64, data: u64) -> Seen {
+    let second = 1_000_000_000_u64;
+    let rank = |waited: u64| json!({"waited_for_ranks_ns": 0, "waited_for_data_ns": waited * second, "peak_bytes": null, "sent_bytes": 0});
+    let end = json!({
+        "weights_sha256": "", "ranks": [rank(data), rank(0)],
+        "usage": {"total_ns": 10 * second, "busy_ns": busy.map(|busy| busy * second), "at_once_ns": [0, (10 - at_once) * second, at_once * second]},
+    });
+    Seen {
+        end: Some(serde_json::from_value(end).expect("an end")),
+        ..Seen::default()
+    }
+}
+
+#[test]
+fn time_that_was_lost_has_a_reason() {
+    assert_eq!(judge(&facts(Some(&done([9, 9], 8, 0)), vec![])), []);
+    let check = |seen: &Seen, part| {
+        says(
+            &only(&facts(Some(seen), vec![])),
+            Severity::Warning,
+            "slow",
+            &[part],
+        )
+    };
+    check(&done([5, 5], 4, 4), "waited for data in 40 %");
+    check(
+        &done([5, 9], 4, 0),
+        "rank 1 was busy for 90 %, another one for 50 %",
+    );
+    check(&done([5, 5], 4, 0), "waited for each other equally");
+}
+
+#[test]
+fn a_job_that_is_over_too_early_says_why_and_how_it_goes_on() {
+    let start = Start {
+        step: 0,
+        world: 2,
+        epochs: 1,
+        steps: 100,
+    };
+    let mut seen = Seen {
+        steps: 40,
+        start: Some(start),
+        ..Seen::default()
+    };
+    let found = only(&facts(Some(&seen), vec![]));
+    says(
+        &found,
+        Severity::Error,
+        "ended early",
+        &[
+            "after step 40 without a word",
+            "paceline train --resume runs/a",
+        ],
+    );
+    let failed = Failed {
+        cause: "rank 1 panicked".into(),
+        error: Some("no memory".into()),
+        hint: Some("less".into()),
+        log: None,
+    };
+    let of_launcher = Facts {
+        failed: Some(failed),
+        ..facts(Some(&seen), vec![])
+    };
+    says(
+        &only(&of_launcher),
+        Severity::Error,
+        "ended early",
+        &["rank 1 panicked: no memory", "fix: less"],
+    );
+    seen.incidents.push(Incident::Stopped {
+        step: 40,
+        signal: "SIGTERM".into(),
+    });
+    let stopped = facts(Some(&seen), vec![]);
+    says(
+        &only(&stopped),
+        Severity::Note,
+        "ended early",
+        &["SIGTERM asked it to"],
+    );
+    assert_eq!(stopped.state(), "stopped on request: step 40 of 100");
+}
+
+#[test]
+fn a_single_rank_and_skipped_steps_are_worth_a_word() {
+    let slow = Straggler {
+        rank: 0,
+        seconds: 1.0,
+        others_seconds: 0.5,
+    };
+    let seen = Seen {
+        ranks: Some(1),
+        incidents: vec![Incident::Skipped { step: 3 }, Incident::Slow(slow)],
+        ..done([9, 9], 8, 0)
+    };
+    let found = judge(&facts(Some(&seen), vec![]));
+    let checks: Vec<&str> = found.iter().map(|finding| &*finding.check).collect();
+    assert_eq!(checks, ["wrong numbers", "only some work"]);
+}
