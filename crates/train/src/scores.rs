@@ -163,7 +163,7 @@ mod tests {
                 classes: Classes::Whole(scores.clone()),
                 right: Tensor::from_ints([0, 2], &device),
             };
-            let Loss { mean, count } = of.smoothed_loss(share);
+            let Loss { mean, count, .. } = of.smoothed_loss(share);
             assert_eq!(count, 2);
             let found = scores.grad(&mean.backward()).expect("a gradient");
             let found = found.into_data().iter::<f64>().collect::<Vec<_>>();
