@@ -269,11 +269,6 @@ impl Dataset {
         precision.logits(model.forward(features, precision.input(input)))
     }
 
-    /// The scores of a batch of classes.
-    pub(crate) fn scores(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Scores {
-        Scores::of(self.outputs(model, batch, compute), batch.labels.classes())
-    }
-
     fn class_warnings(&self, classes: &[String], labels: &[u32]) -> Vec<String> {
         let samples = self.train().len();
         let label = labels.first();

@@ -43,7 +43,7 @@ pub enum Subject {
 ///
 /// *Errors*: no run in the folder; no job with such a process.
 pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
-    let run = match subject {
+    let mut run = match subject {
         Subject::Run(folder) => Some(Run::read(folder).map_err(failed)?),
         Subject::Pid(_) => None,
     };
@@ -66,6 +66,9 @@ pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
         sleep(WINDOW);
         find(&mut jobs)
     });
+    if let Some(run) = &mut run {
+        run.update().map_err(failed)?;
+    }
     let ranks = match (&first, &last) {
         (Some(first), Some(last)) => last.since(first),
         _ => Vec::new(),

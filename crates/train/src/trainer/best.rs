@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::records::{Figure, HeldOut};
+use crate::records::Figure;
 use crate::report::plural;
 
 /// The best epoch, and how many have followed it. It is in checkpoints, so that a resumed job goes on counting.
@@ -87,6 +87,7 @@ impl Best {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::HeldOut;
     use crate::task::Metric;
 
     /// The best epoch and the epochs since then after these figures, once written to a checkpoint and read again after each.

@@ -7,7 +7,7 @@ use paceline_doctor::{Finding, Severity};
 use paceline_gpu::words;
 use paceline_rendezvous::page::{Activity, Differences, Phase, op_name};
 use paceline_rendezvous::process::Stat;
-use paceline_report::{End, Incident, Seen};
+use paceline_report::{End, Incident, Piece, Seen};
 use paceline_usage::busy::share;
 
 /// Ranks that have done nothing for so long wait for something, unless their steps are long.
@@ -20,6 +20,8 @@ const WAITED_MAX: f64 = 0.25;
 const WAITED_FOR_DATA_MAX: f64 = 0.1;
 /// A difference in busy shares between ranks that is no accident.
 const SPREAD: f64 = 0.15;
+/// So many of the last pieces of a curve are what happens now.
+const LAST: usize = 32;
 /// Shares of a shorter time say nothing.
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -335,13 +337,21 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
 fn slow(seen: &Seen) -> Option<Finding> {
     let check = "slow";
     let Some(end) = &seen.end else {
-        let waited = seen.waited.last()? / 100.0;
+        let last: Vec<f64> = seen
+            .waited
+            .pieces()
+            .iter()
+            .rev()
+            .take(LAST)
+            .map(Piece::mean)
+            .collect();
+        let waited = last.iter().sum::<f64>() / last.len().max(1) as f64 / 100.0;
         return (waited > WAITED_MAX).then(|| {
             finding(
                 Severity::Warning,
                 check,
                 format!(
-                    "rank 0 waited for other ranks in {:.0} % of its last step",
+                    "rank 0 waited for other ranks in {:.0} % of its last steps",
                     waited * 100.0
                 ),
                 "another rank is slower, or there is little to compute between two all-reduces",
