@@ -639,6 +639,16 @@ mod tests {
     }
 
     #[test]
+    fn a_saved_target_reads_back_to_the_last_bit() {
+        let target = Target::Number {
+            mean: 970.945_833_333_333_3,
+            deviation: 428.566_342_082_497_44,
+        };
+        let text = serde_json::to_string(&target).expect("it encodes");
+        assert_eq!(serde_json::from_str::<Target>(&text).ok(), Some(target));
+    }
+
+    #[test]
     fn a_subset_numbers_its_own_samples() {
         let dataset = Dataset {
             name: "three".to_owned(),
