@@ -407,7 +407,7 @@ mod tests {
         ));
         let error = assign(&net, more).expect_err("one too much");
         assert_eq!(error.what, "the model has no layer5.0.conv1.weight");
-        assert!(error.hint.contains("layer1.0.conv1.weight"), "{error:?}");
+        assert!(error.hint.contains("layer4.0.conv1.weight"), "{error:?}");
         let mut other = file();
         other[0].1 = TensorData::new(vec![0.0_f32; 64 * 49], [64, 1, 7, 7]);
         let error = assign(&net, other).expect_err("another shape");

@@ -113,9 +113,9 @@ fn a_path_longer_than_a_column_does_not_widen_it() {
     let long = "x".repeat(80);
     let table = with_flags(&[("run_dir", &long)]).expect("valid").explain();
     assert!(
-        table
-            .lines()
-            .any(|line| line == "task                digits  default"),
+        table.lines().any(
+            |line| line.split_whitespace().eq(["task", "digits", "default"]) && line.len() < 60
+        ),
         "{table}"
     );
 }

@@ -462,7 +462,7 @@ fn columns_are_left_out_by_name() {
         file.refusal(),
         "table.csv: \"label\" is the label, which --drop-columns cannot name"
     );
-    assert_eq!(names_in(Some(" id, \"a,b\",,c ")), ["id", "a,b", "c"]);
+    assert_eq!(names_in(Some(" id,\"a,b\",,c ")), ["id", "a,b", "c"]);
     assert_eq!(names_in(None), [""; 0]);
 }
 
@@ -673,8 +673,9 @@ fn bad_lines_are_skipped_and_counted() {
         (&set.values, &set.labels, &set.schema),
         (&clean.values, &clean.labels, &clean.schema)
     );
-    let [warning] = &set.warnings[..] else {
-        panic!("one warning: {:?}", set.warnings);
+    // The other one is of a word that only the held-out row has.
+    let [warning, _] = &set.warnings[..] else {
+        panic!("two warnings: {:?}", set.warnings);
     };
     let says =
         "5 bad lines are left out, the first is line 3: 1 cell, but the header names 3 columns";
