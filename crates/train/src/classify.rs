@@ -1,6 +1,7 @@
 //! Classification of labelled samples and regression, as a task.
 
 use burn::tensor::{Device, Tensor, TensorData};
+use paceline_checkpoint::SavedModel;
 use paceline_collective::ProcessGroup;
 use paceline_split::ModelParallel;
 use rayon::prelude::*;
@@ -15,6 +16,7 @@ use crate::regression::{self, Deviations};
 use crate::report::plural;
 use crate::scores::{self, Scores};
 use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
+use crate::trained::{entry, misfit};
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";
@@ -248,6 +250,23 @@ impl TrainTask for Dataset {
             Target::Number { deviation, .. } => Deviations::of(sums, deviation).metrics(),
         }
     }
+}
+
+/// The schema in a checkpoint's [metadata](TrainTask::metadata).
+///
+/// *Errors*: `Misfit`.
+pub(crate) fn saved_schema(saved: &SavedModel) -> Result<Schema, TrainError> {
+    let schema = Schema {
+        features: entry(saved, FEATURES_ENTRY)?,
+        columns: entry(saved, COLUMNS_ENTRY)?,
+        scaling: entry(saved, SCALING_ENTRY)?,
+        target: match saved.metadata().contains_key(NUMBER_ENTRY) {
+            true => entry(saved, NUMBER_ENTRY)?,
+            false => Target::Classes(entry(saved, CLASSES_ENTRY)?),
+        },
+    };
+    schema.check().map_err(|what| misfit(saved, what))?;
+    Ok(schema)
 }
 
 /// A value in a checkpoint's metadata.

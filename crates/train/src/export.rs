@@ -15,8 +15,8 @@ use paceline_ddp::weights;
 use paceline_nn::gpt::GptConfig;
 use paceline_usage::files::replace;
 
-use crate::classify::FEATURES_ENTRY;
-use crate::data::Features;
+use crate::classify::{FEATURES_ENTRY, saved_schema};
+use crate::data::{Features, Target};
 use crate::error::TrainError;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
 use crate::tokenizer::{FILE as TOKENIZER_FILE, Tokenizer};
@@ -134,7 +134,7 @@ struct Model {
 }
 
 enum Kind {
-    Classifier(Features),
+    Samples(Features, Target),
     Language(GptConfig, Tokenizer),
 }
 
@@ -142,7 +142,8 @@ impl Model {
     fn of(saved: &SavedModel) -> Result<Self, TrainError> {
         let has = |entry| saved.metadata().contains_key(entry);
         let kind = if has(FEATURES_ENTRY) {
-            Kind::Classifier(entry(saved, FEATURES_ENTRY)?)
+            let schema = saved_schema(saved)?;
+            Kind::Samples(schema.features, schema.target)
         } else if has(GPT_ENTRY) {
             let tokenizer = &saved.metadata()[TOKENIZER_ENTRY];
             let tokenizer = Tokenizer::from_text(tokenizer)
@@ -195,7 +196,7 @@ impl Model {
             ));
         }
         let graph = match &self.kind {
-            Kind::Classifier(features) => graph::classifier(&self.tensors, *features),
+            Kind::Samples(features, target) => graph::of_samples(&self.tensors, *features, target),
             Kind::Language(config, _) => graph::gpt(&self.tensors, config),
         };
         Ok(graph.model("paceline", self.metadata.iter()))

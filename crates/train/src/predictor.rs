@@ -5,17 +5,14 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
-use crate::classify::{
-    CLASSES_ENTRY, COLUMNS_ENTRY, FEATURES_ENTRY, MODEL_ENTRY, NUMBER_ENTRY, SCALING_ENTRY,
-    evaluation_images,
-};
+use crate::classify::{FEATURES_ENTRY, MODEL_ENTRY, evaluation_images, saved_schema};
 use crate::config::TrainConfig;
 use crate::data::table::{TableOptions, Unlabelled};
 use crate::data::{DataError, Features, Schema, Target, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
-use crate::trained::{Which, entry, misfit};
+use crate::trained::{Which, entry};
 
 /// A trained model and what it knows of its data, on the CPU.
 pub struct Predictor {
@@ -60,16 +57,7 @@ impl Predictor {
                 "for a language model there are `paceline generate` and `paceline eval`",
             ));
         }
-        let schema = Schema {
-            features: entry(&saved, FEATURES_ENTRY)?,
-            columns: entry(&saved, COLUMNS_ENTRY)?,
-            scaling: entry(&saved, SCALING_ENTRY)?,
-            target: match saved.metadata().contains_key(NUMBER_ENTRY) {
-                true => entry(&saved, NUMBER_ENTRY)?,
-                false => Target::Classes(entry(&saved, CLASSES_ENTRY)?),
-            },
-        };
-        schema.check().map_err(|what| misfit(&saved, what))?;
+        let schema = saved_schema(&saved)?;
         let device = Device::flex();
         let size = entry(&saved, MODEL_ENTRY)?;
         let net = Net::new(schema.features, schema.target.outputs(), size, &device);

@@ -6,7 +6,7 @@ use burn::tensor::TensorData;
 use paceline_nn::gpt::GptConfig;
 
 use super::onnx::{Attribute, Dim, Graph, Type, Value};
-use crate::data::Features;
+use crate::data::{Features, Target};
 use crate::model::POOLED_SIDE;
 
 /// Added to variances by all norms.
@@ -18,8 +18,8 @@ const MASKED: f32 = f32::MIN;
 /// Tensors by PyTorch's names.
 type Tensors = [(String, TensorData)];
 
-/// Class scores from samples.
-pub(super) fn classifier(tensors: &Tensors, features: Features) -> Graph {
+/// Class scores of samples, or the predicted number in its own unit.
+pub(super) fn of_samples(tensors: &Tensors, features: Features, target: &Target) -> Graph {
     let mut net = Layers::new(tensors);
     let batch = Dim::Named("batch");
     let shape = match features {
@@ -36,17 +36,24 @@ pub(super) fn classifier(tensors: &Tensors, features: Features) -> Graph {
         Features::Flat { count } => vec![batch.clone(), Dim::Known(count)],
     };
     let input = net.graph.input("input", Type::Float, &shape);
-    let (scores, classes) = match features {
-        Features::Image { .. } if net.has("fc.weight") => {
-            (net.residual(&input), net.len("fc.bias"))
-        }
+    let (output, bias) = match features {
+        Features::Image { .. } if net.has("fc.weight") => (net.residual(&input), "fc.bias"),
         Features::Image { height, width, .. } => {
-            (net.small(&input, [height, width]), net.len("output.bias"))
+            (net.small(&input, [height, width]), "output.bias")
         }
-        Features::Flat { .. } => (net.perceptron(&input), net.len("output.bias")),
+        Features::Flat { .. } => (net.perceptron(&input), "output.bias"),
     };
-    net.graph
-        .output(&scores, "logits", &[batch, Dim::Known(classes)]);
+    let shape = [batch, Dim::Known(net.len(bias))];
+    match *target {
+        Target::Classes(_) => net.graph.output(&output, "logits", &shape),
+        Target::Number { mean, deviation } => {
+            let [mean, deviation] =
+                [mean, deviation].map(|number| net.graph.floats(&[], &[number as f32]));
+            let output = net.graph.node("Mul", &[&output, &deviation], &[]);
+            let output = net.add(&output, &mean);
+            net.graph.output(&output, "prediction", &shape);
+        }
+    }
     net.graph
 }
 

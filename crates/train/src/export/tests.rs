@@ -65,17 +65,26 @@ fn write(into: &TempDir, name: &str, model: &Model, input: TensorData, scores: T
     write_tensors(&create("case.safetensors"), &case, BTreeMap::new()).expect("written");
 }
 
-fn classifier(into: &TempDir, name: &str, features: Features, size: ModelSize) {
+/// A model of samples with random weights. It says 5 classes, or a number with the mean 3 and the deviation 2.
+fn of_samples(into: &TempDir, name: &str, features: Features, size: ModelSize, target: Target) {
     let device = Device::flex();
-    let net = disturbed(Net::new(features, 5, size, &device));
+    let net = disturbed(Net::new(features, target.outputs(), size, &device));
     let input = TensorData::new(noise(3 * features.count(), 99), [3, features.count()]);
-    let scores = net.forward(features, Tensor::from_data(input.clone(), &device));
+    let mut output = net.forward(features, Tensor::from_data(input.clone(), &device));
+    if let Target::Number { mean, deviation } = target {
+        output = output * deviation + mean;
+    }
     let model = Model {
         tensors: as_in_torch(&weights::export(&net)).expect("built in"),
-        kind: Kind::Classifier(features),
+        kind: Kind::Samples(features, target),
         metadata: [("classes".to_owned(), "[]".to_owned())].into(),
     };
-    write(into, name, &model, input, scores.into_data());
+    write(into, name, &model, input, output.into_data());
+}
+
+fn classifier(into: &TempDir, name: &str, features: Features, size: ModelSize) {
+    let classes = (0..5).map(|class| class.to_string()).collect();
+    of_samples(into, name, features, size, Target::Classes(classes));
 }
 
 fn language(into: &TempDir) {
@@ -111,7 +120,13 @@ fn image(side: usize) -> Features {
 /// All built-in models in all formats, a folder for each.
 fn exported() -> TempDir {
     let into = tempfile::tempdir().expect("a folder");
-    classifier(&into, "mlp", Features::Flat { count: 6 }, ModelSize::Tiny);
+    let table = Features::Flat { count: 6 };
+    classifier(&into, "mlp", table, ModelSize::Tiny);
+    let number = Target::Number {
+        mean: 3.0,
+        deviation: 2.0,
+    };
+    of_samples(&into, "number", table, ModelSize::Tiny, number);
     classifier(&into, "conv", image(9), ModelSize::Tiny);
     classifier(&into, "resnet20", image(16), ModelSize::Resnet20);
     classifier(&into, "resnet18", image(64), ModelSize::Resnet18);
@@ -139,7 +154,7 @@ fn pytorch_transformers_and_onnx_runtime_compute_the_same_scores() {
     let ended = ended.expect("it started");
     let said = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(ended.status.success(), "{}", said.concat());
-    assert_eq!(said[0].lines().count(), 6, "{}", said.concat());
+    assert_eq!(said[0].lines().count(), 7, "{}", said.concat());
 }
 
 #[test]
