@@ -53,7 +53,7 @@ readonly PURE='
     crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/recovery.rs crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs
     crates/launch/src/stall/judge.rs crates/launch/src/report/known.rs crates/launch/src/report/advice.rs
-    crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs
+    crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs crates/cli/src/doctor/job/judge.rs
     crates/gpu/src/bus.rs crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
     crates/usage/src/report.rs crates/usage/src/report crates/cli/src/compare/figures.rs crates/cli/src/compare/verdict.rs
     crates/cli/src/compare/render.rs crates/cli/src/chaos/plan.rs crates/cli/src/chaos/scene.rs crates/cli/src/chaos/report.rs
