@@ -26,6 +26,7 @@ mod optimizer;
 pub mod plan;
 mod predictor;
 pub mod probe;
+mod protobuf;
 mod records;
 mod regression;
 mod replay;

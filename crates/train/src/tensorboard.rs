@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value};
 
+use crate::protobuf::Message;
 use crate::run_dir::key;
 
 /// TensorBoard finds files by it, and shows each folder that has one as a run.
@@ -21,17 +22,17 @@ const PREFIX: &str = "events.out.tfevents.";
 /// The version of the format whose sessions have a start.
 const VERSION: &str = "brain.Event:2";
 
-/// Fields of the messages, each the number of the field times 8 plus its wire type.
+/// Numbers of the messages' fields.
 mod field {
-    pub(super) const EVENT_WALL_TIME: u8 = (1 << 3) | 1;
-    pub(super) const EVENT_STEP: u8 = 2 << 3;
-    pub(super) const EVENT_FILE_VERSION: u8 = (3 << 3) | 2;
-    pub(super) const EVENT_SUMMARY: u8 = (5 << 3) | 2;
-    pub(super) const EVENT_SESSION_LOG: u8 = (7 << 3) | 2;
-    pub(super) const SESSION_LOG_STATUS: u8 = 1 << 3;
-    pub(super) const SUMMARY_VALUE: u8 = (1 << 3) | 2;
-    pub(super) const VALUE_TAG: u8 = (1 << 3) | 2;
-    pub(super) const VALUE_SIMPLE: u8 = (2 << 3) | 5;
+    pub(super) const EVENT_WALL_TIME: u64 = 1;
+    pub(super) const EVENT_STEP: u64 = 2;
+    pub(super) const EVENT_FILE_VERSION: u64 = 3;
+    pub(super) const EVENT_SUMMARY: u64 = 5;
+    pub(super) const EVENT_SESSION_LOG: u64 = 7;
+    pub(super) const SESSION_LOG_STATUS: u64 = 1;
+    pub(super) const SUMMARY_VALUE: u64 = 1;
+    pub(super) const VALUE_TAG: u64 = 1;
+    pub(super) const VALUE_SIMPLE: u64 = 2;
 }
 
 /// `SessionLog.START`
@@ -69,7 +70,6 @@ const OF_EPOCH: [(&str, Option<&str>); 8] = [
 /// An event file that is written.
 pub(crate) struct Events {
     file: BufWriter<File>,
-    message: Vec<u8>,
 }
 
 impl Events {
@@ -88,12 +88,13 @@ impl Events {
         let file = File::options().write(true).create_new(true).open(path)?;
         let mut events = Self {
             file: BufWriter::new(file),
-            message: Vec::new(),
         };
-        events.write(0, field::EVENT_FILE_VERSION, VERSION.as_bytes())?;
-        let mut session = vec![field::SESSION_LOG_STATUS];
-        put_varint(&mut session, START);
-        events.write(step, field::EVENT_SESSION_LOG, &session)?;
+        events.write(0, |event| event.text(field::EVENT_FILE_VERSION, VERSION))?;
+        let mut session = Message::default();
+        session.number(field::SESSION_LOG_STATUS, START);
+        events.write(step, |event| {
+            event.message(field::EVENT_SESSION_LOG, &session)
+        })?;
         let lines = lines.split_inclusive(|byte| *byte == b'\n').rev();
         let again: Vec<_> = lines
             .take_while(|line| key(line).is_some_and(|(_, at)| at >= step))
@@ -111,18 +112,16 @@ impl Events {
     pub(crate) fn add(&mut self, line: &[u8]) -> io::Result<()> {
         let record: Map<String, Value> = serde_json::from_slice(line)?;
         let step = record.get("step").and_then(Value::as_u64).unwrap_or(0);
-        let mut summary = Vec::new();
-        let mut value = Vec::new();
+        let mut summary = Message::default();
         for (tag, scalar) in scalars(&record) {
-            value.clear();
-            put_bytes(&mut value, field::VALUE_TAG, tag.as_bytes());
-            value.push(field::VALUE_SIMPLE);
-            value.extend((scalar as f32).to_le_bytes());
-            put_bytes(&mut summary, field::SUMMARY_VALUE, &value);
+            let mut value = Message::default();
+            value.text(field::VALUE_TAG, &tag);
+            value.float(field::VALUE_SIMPLE, scalar as f32);
+            summary.message(field::SUMMARY_VALUE, &value);
         }
         match summary.is_empty() {
             true => Ok(()),
-            false => self.write(step, field::EVENT_SUMMARY, &summary),
+            false => self.write(step, |event| event.message(field::EVENT_SUMMARY, &summary)),
         }
     }
 
@@ -132,20 +131,18 @@ impl Events {
     }
 
     /// Writes an event of now with this content.
-    fn write(&mut self, step: u64, field: u8, content: &[u8]) -> io::Result<()> {
+    fn write(&mut self, step: u64, content: impl FnOnce(&mut Message)) -> io::Result<()> {
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let message = &mut self.message;
-        message.clear();
-        message.push(field::EVENT_WALL_TIME);
-        message.extend(now.as_secs_f64().to_le_bytes());
-        message.push(field::EVENT_STEP);
-        put_varint(message, step);
-        put_bytes(message, field, content);
+        let mut event = Message::default();
+        event.double(field::EVENT_WALL_TIME, now.as_secs_f64());
+        event.number(field::EVENT_STEP, step);
+        content(&mut event);
+        let message = event.encoded();
         let len = (message.len() as u64).to_le_bytes();
         self.file.write_all(&len)?;
         self.file.write_all(&masked_crc32c(&len).to_le_bytes())?;
-        self.file.write_all(message)?;
-        self.file.write_all(&masked_crc32c(message).to_le_bytes())
+        self.file.write_all(&message)?;
+        self.file.write_all(&masked_crc32c(&message).to_le_bytes())
     }
 }
 
@@ -186,20 +183,6 @@ fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
         Some("ranks") => found(&("now", "train/ranks")).into_iter().collect(),
         _ => Vec::new(),
     }
-}
-
-fn put_varint(message: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        message.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    message.push(value as u8);
-}
-
-fn put_bytes(message: &mut Vec<u8>, field: u8, bytes: &[u8]) {
-    message.push(field);
-    put_varint(message, bytes.len() as u64);
-    message.extend_from_slice(bytes);
 }
 
 /// The checksum of a record: Castagnoli's polynomial, rotated and shifted, because a checksum over data with checksums is weak.

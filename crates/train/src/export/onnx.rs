@@ -4,6 +4,8 @@
 
 use burn::tensor::TensorData;
 
+use crate::protobuf::Message;
+
 /// Version of the file format.
 const IR_VERSION: u64 = 9;
 /// Version of the operators: the first with a Gelu.
@@ -145,7 +147,7 @@ impl Graph {
             entry.text(2, value);
             model.message(14, &entry);
         }
-        model.0
+        model.encoded()
     }
 }
 
@@ -196,43 +198,5 @@ impl Attribute<'_> {
         };
         message.number(20, kind);
         message
-    }
-}
-
-/// A message of Protocol Buffers.
-#[derive(Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    fn varint(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.0.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        self.0.push(number as u8);
-    }
-
-    fn number(&mut self, field: u64, number: u64) {
-        self.varint(field << 3);
-        self.varint(number);
-    }
-
-    fn float(&mut self, field: u64, number: f32) {
-        self.varint(field << 3 | 5);
-        self.0.extend(number.to_le_bytes());
-    }
-
-    fn bytes(&mut self, field: u64, bytes: &[u8]) {
-        self.varint(field << 3 | 2);
-        self.varint(bytes.len() as u64);
-        self.0.extend(bytes);
-    }
-
-    fn text(&mut self, field: u64, text: &str) {
-        self.bytes(field, text.as_bytes());
-    }
-
-    fn message(&mut self, field: u64, message: &Self) {
-        self.bytes(field, &message.0);
     }
 }
