@@ -132,12 +132,17 @@ struct Connection<'scope> {
 }
 
 impl Connection<'_> {
-    /// Ends it now: a thread that reads or writes the stream returns at once.
-    fn end(self) {
+    /// Has its thread return: at once if it reads or writes the stream, and after the part of a body that it waits for.
+    fn shut_down(&self) {
         if let Some(stream) = self.stream.upgrade() {
             // A client that has gone already is as good.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Ends it now.
+    fn end(self) {
+        self.shut_down();
         // A panic there has been printed, and concerns no other client.
         let _ = self.thread.join();
     }
@@ -217,6 +222,7 @@ pub(crate) fn serve(
                 });
             }
         };
+        connections.iter().for_each(Connection::shut_down);
         connections.into_iter().for_each(Connection::end);
         ended
     })
@@ -243,6 +249,14 @@ fn is_the_clients(error: &io::Error) -> bool {
     )
 }
 
+/// Whether the client has gone, or this side has [shut the connection down](Connection::shut_down).
+fn is_closed(stream: &TcpStream) -> io::Result<bool> {
+    stream.set_nonblocking(true)?;
+    let peeked = stream.peek(&mut [0]);
+    stream.set_nonblocking(false)?;
+    Ok(matches!(peeked, Ok(0)))
+}
+
 /// Takes one request and answers it.
 fn converse(stream: &TcpStream, answer: &dyn Fn(&Request<'_>) -> Answer) -> io::Result<()> {
     stream.set_nonblocking(false)?;
@@ -264,6 +278,9 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(&Request<'_>) -> Answer) -> io::
             while Instant::now() < end
                 && let Some(part) = next()
             {
+                if part.is_empty() && is_closed(stream)? {
+                    return Ok(());
+                }
                 send(stream, Instant::now() + CONNECTION_TIME_MAX, &part)?;
             }
         }

@@ -28,13 +28,16 @@ impl Jobs {
         self.seen = self.running.look(Instant::now());
     }
 
-    /// The job that has the metrics of the run in `folder` open. Rank 0 has them as long as it trains.
+    /// The job that has a file of the run in `folder` open. Rank 0 has the metrics as long as it trains, and it or the launcher the
+    /// folder's lock from the start.
     pub(crate) fn of(&self, folder: &Path) -> Option<&RunningJob> {
-        let metrics = fs::metadata(folder.join("metrics.jsonl")).ok()?;
-        let metrics = (metrics.dev(), metrics.ino());
+        let files = ["metrics.jsonl", ".lock"].map(|name| folder.join(name));
+        let files = files.iter().filter_map(|path| fs::metadata(path).ok());
+        let files: Vec<(u64, u64)> = files.map(|file| (file.dev(), file.ino())).collect();
         self.seen.iter().find(|job| {
-            let mut pids = job.ranks.iter().filter_map(|rank| rank.pid);
-            pids.any(|pid| has_open(pid, metrics))
+            let ranks = job.ranks.iter().filter_map(|rank| rank.pid);
+            let mut pids = ranks.chain(job.launcher);
+            pids.any(|pid| has_open(pid, &files))
         })
     }
 
@@ -47,12 +50,13 @@ impl Jobs {
     }
 }
 
-fn has_open(pid: u32, file: (u64, u64)) -> bool {
+/// Whether a process has one of these files open.
+fn has_open(pid: u32, wanted: &[(u64, u64)]) -> bool {
     let files = fs::read_dir(format!("/proc/{pid}/fd"));
     let files = files.into_iter().flatten().flatten().take(FILES_MAX);
     files
         .filter_map(|link| fs::metadata(link.path()).ok())
-        .any(|open| (open.dev(), open.ino()) == file)
+        .any(|open| wanted.contains(&(open.dev(), open.ino())))
 }
 
 #[cfg(test)]
@@ -70,8 +74,8 @@ mod tests {
         let closed = key(&other);
         // Its number stays taken.
         let kept = other.into_temp_path();
-        assert!(has_open(std::process::id(), key(&file)));
-        assert!(!has_open(std::process::id(), closed));
+        assert!(has_open(std::process::id(), &[key(&file)]));
+        assert!(!has_open(std::process::id(), &[closed]));
         drop(kept);
     }
 }

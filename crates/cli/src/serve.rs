@@ -36,10 +36,10 @@ const EXAMPLES: &str = "\
 The page of each run is that of `paceline report`; while the run trains, its parts are
 replaced as it writes. Nothing is written, and nothing outside of the folder is read.
 
-Only this machine can reach it, unless another address is given. Then the address that is
-printed has a token, new at each start, without which nothing is shown. The connection is
-not encrypted: over a network that others can read, use `ssh -L 6500:127.0.0.1:6500 node1`
-in place of --listen.
+Only this machine can reach it, but any user of it, unless another address is given. Then
+the address that is printed has a token, new at each start, without which nothing is shown.
+The connection is not encrypted: over a network that others can read, use
+`ssh -L 6500:127.0.0.1:6500 node1` in place of --listen.
 
 Examples:
   paceline serve

@@ -129,8 +129,9 @@ fn normalised(matrix: Tensor<2>) -> Tensor<2> {
             matrix.div_scalar(norm.max(f64::from(EPSILON)))
         }
         None => {
-            let norm = matrix.clone().square().sum().sqrt().clamp_min(EPSILON);
-            matrix / norm.unsqueeze()
+            // Along the axes: a sum over all elements is made of atomic additions on a GPU, in any order.
+            let squares = matrix.clone().square().sum_dim(1).sum_dim(0);
+            matrix / squares.sqrt().clamp_min(EPSILON)
         }
     }
 }

@@ -11,6 +11,8 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 34.0;
+/// Most values that are drawn as dots.
+const DOTS_MAX: usize = 128;
 /// A range of positive values wider than this gets a logarithmic axis.
 const LINEAR_UP_TO: f64 = 40.0;
 /// A logarithmic axis over more powers of ten has marks at some of these only.
@@ -191,7 +193,8 @@ pub(crate) fn draw(chart: &Chart<'_>, step_word: &str) -> String {
             let band = join(up.chain(down).collect());
             let _ = write!(svg, r#"<path class="band c{color}" d="M{band}Z"/>"#);
         }
-        if line.is_dotted {
+        // More dots than this hide the line, and each is as long as ten of its points.
+        if line.is_dotted && pieces.len() <= DOTS_MAX {
             for piece in pieces {
                 let (x, y) = (x(piece.step), y(piece.mean()));
                 let _ = write!(

@@ -21,7 +21,7 @@ const STYLE: &str = include_str!("page/style.css");
 
 /// The page about the runs in `folders`, which may still train.
 ///
-/// *Cost*: a pass over each `metrics.jsonl`. The page of a run has at most about 400 kB, however many steps it has.
+/// *Cost*: a pass over each `metrics.jsonl`. The page of a run has at most about 100 kB for each chart, however many steps it has.
 ///
 /// *Errors*: a folder without a run; the system's.
 ///
@@ -173,7 +173,7 @@ impl Page<'_> {
             let text = self.word(words::BEST_EPOCH);
             let text = text.replacen("{}", &thousands(best.epoch), 1);
             let text = text.replacen("{}", &escaped(&best.monitor), 1);
-            let text = text.replacen("{}", &number(best.value), 1);
+            let text = text.replacen("{}", &best.value.map_or("–".into(), number), 1);
             format!("<p>{text}{}</p>\n", self.of_run(run))
         });
         let classes = run.seen.end.iter().flat_map(|end| &end.classes);
@@ -279,17 +279,17 @@ impl Page<'_> {
             let name = name
                 .strip_prefix(": ")
                 .map_or(String::new(), |name| format!("{name}: "));
+            if run.seen.incidents_left_out > 0 {
+                let count = thousands(run.seen.incidents_left_out);
+                let more = self.word(words::MORE).replace("{}", &count);
+                let _ = writeln!(items, "<li>{name}{more}</li>");
+            }
             for incident in &run.seen.incidents {
                 let _ = writeln!(
                     items,
                     "<li>{name}{}</li>",
                     escaped(&incident.text(self.lang))
                 );
-            }
-            if run.seen.incidents_left_out > 0 {
-                let count = thousands(run.seen.incidents_left_out);
-                let more = self.word(words::MORE).replace("{}", &count);
-                let _ = writeln!(items, "<li>{name}{more}</li>");
             }
             if run.seen.unread > 0 {
                 let count = thousands(run.seen.unread);

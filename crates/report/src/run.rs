@@ -27,7 +27,7 @@ const TEXT_MAX: usize = 64;
 /// Most bytes of a file of settings.
 const SETTINGS_BYTES_MAX: u64 = 1 << 20;
 
-/// Most incidents kept; the others are counted.
+/// Most incidents kept, the last ones; the others are counted.
 const INCIDENTS_MAX: usize = 200;
 
 /// Most metrics of held-out data kept; a task has a few.
@@ -102,7 +102,7 @@ pub struct Seen {
     pub step_seconds: Option<f64>,
     /// What does not belong to an undisturbed run.
     pub incidents: Vec<Incident>,
-    /// Incidents beyond those.
+    /// Earlier incidents.
     pub incidents_left_out: u64,
     /// Lines that are no records.
     pub unread: u64,
@@ -186,7 +186,8 @@ pub struct End {
 pub(crate) struct BestEpoch {
     pub(crate) epoch: u64,
     pub(crate) monitor: String,
-    pub(crate) value: f64,
+    /// `None` if it was infinite.
+    pub(crate) value: Option<f64>,
 }
 
 /// How well a class was predicted at the end, as shares.
@@ -283,6 +284,8 @@ impl Run {
         if is_new {
             self.tail = Tail::open(&self.folder)?;
             self.seen = Seen::default();
+            // A job that is resumed writes its settings anew too.
+            self.settings = settings(&self.folder.join("config.toml"))?;
         }
         let seen = &mut self.seen;
         let has_more = self.tail.read(|line| seen.add(line));
@@ -475,10 +478,11 @@ impl Seen {
     }
 
     fn note(&mut self, incident: Incident) {
-        match self.incidents.len() < INCIDENTS_MAX {
-            true => self.incidents.push(incident),
-            false => self.incidents_left_out += 1,
+        if self.incidents.len() == INCIDENTS_MAX {
+            self.incidents.remove(0);
+            self.incidents_left_out += 1;
         }
+        self.incidents.push(incident);
     }
 
     /// A metric of held-out data by name.

@@ -103,7 +103,7 @@ words! {
     RANKS_NOW: "the job went on with other ranks:", "랭크 수가 바뀜:";
     STOPPED: "stopped by", "시그널로 중단됨:";
     SLOW: "slow: {} s for a shard, the others {} s", "느림: 조각 하나에 {}초, 다른 랭크는 {}초";
-    MORE: "and {} more", "{}건 더 있음";
+    MORE: "{} earlier ones are left out", "이전 {}건은 생략함";
     UNREAD: "lines of metrics.jsonl that could not be read: {}", "metrics.jsonl에서 {}줄을 읽지 못함";
     SETTINGS: "Settings", "설정";
     DIFFERENT: "Settings that differ", "서로 다른 설정";

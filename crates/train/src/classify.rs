@@ -112,6 +112,8 @@ impl TrainTask for Dataset {
             .iter()
             .for_each(|class| add(class));
         add(&json(&self.schema.columns));
+        // It differs if a value of the training rows of a table does.
+        add(&json(&self.schema.scaling));
         if let Values::Images(images) = &self.values {
             images.names().for_each(add);
         }

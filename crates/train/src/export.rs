@@ -230,7 +230,10 @@ impl Model {
                 let settings = r#"{"tokenizer_class": "PreTrainedTokenizerFast"}"#;
                 fs::write(folder.join("tokenizer_config.json"), settings)?;
             }
-            fs::rename(beside.keep(), path)
+            fs::rename(folder, path)?;
+            // It is no longer there to be removed.
+            let _ = beside.keep();
+            Ok(())
         };
         written().map_err(|error| unwritten(path, &error))
     }

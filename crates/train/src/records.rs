@@ -71,7 +71,7 @@ pub(crate) struct Figure {
 pub(crate) const HELD_OUT_LOSS: &str = "held_out_loss";
 
 /// What the lines of an evaluation and of an epoch have besides the metrics.
-const TAKEN: [&str; 8] = [
+const TAKEN: [&str; 13] = [
     "kind",
     "step",
     "epoch",
@@ -80,6 +80,12 @@ const TAKEN: [&str; 8] = [
     "samples_per_second",
     "tokens_per_second",
     "skipped_steps",
+    // Of other records.
+    "skipped",
+    "back_to",
+    "before",
+    "now",
+    "signal",
 ];
 
 impl HeldOut {

@@ -37,7 +37,13 @@ impl Deviations {
     /// Those of sums over numbers that were divided by `deviation`.
     pub(crate) fn of(sums: &Sums, deviation: f64) -> Self {
         let mean = sums.mean(1);
-        let variance = (sums.mean(2) - mean * mean).max(0.0);
+        let variance = sums.mean(2) - mean * mean;
+        // What is left of equal numbers is rounding.
+        let variance = if variance > 1e-12 * mean * mean {
+            variance
+        } else {
+            0.0
+        };
         Self {
             mae: sums.mean(0) * deviation,
             rmse: sums.mean_loss().sqrt() * deviation,
@@ -78,5 +84,6 @@ mod tests {
         // Right numbers that are all the same.
         assert_eq!(figures(&[1.0, 1.0], &[1.0, 1.0]).r2, 1.0);
         assert_eq!(figures(&[1.0, 2.0], &[1.0, 1.0]).r2, 0.0);
+        assert_eq!(figures(&[0.2; 1000], &[0.1; 1000]).r2, 0.0);
     }
 }

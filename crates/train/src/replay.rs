@@ -77,6 +77,8 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
     require(&recorded, replay)?;
 
     let config = &TrainConfig {
+        // It begins where it says itself, also with the steps of a run that was resumed.
+        resume: false,
         // A checkpoint has other weights by now.
         init: config.init.clone().filter(|_| saved.is_none()),
         ..config.clone()

@@ -1,6 +1,6 @@
 //! The scores of a batch's predictions, whole or cut into parts by class.
 
-use burn::nn::loss::CrossEntropyLossConfig;
+use burn::tensor::activation::log_softmax;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_nn::cross_entropy;
 use paceline_split::tensor::TensorParallel;
@@ -81,7 +81,8 @@ impl Scores {
         let [count, classes] = scores.dims();
         let right: Tensor<2> = self.right.clone().one_hot(classes).float();
         let moved = scores.clone() * (right - 1.0 / classes as f64);
-        let moved = moved.sum() * (share / count as f64);
+        // A mean, because a sum over all elements has no fixed order on a GPU.
+        let moved = moved.mean() * (share * classes as f64);
         Loss::new(self.loss().mean + moved, count)
     }
 
@@ -92,9 +93,12 @@ impl Scores {
         let Classes::Whole(scores) = self.classes else {
             unreachable!("only language models are cut into parts");
         };
-        let loss = CrossEntropyLossConfig::new().with_weights(Some(weights.to_vec()));
-        let mean = loss.init(&scores.device()).forward(scores, self.right);
-        Loss::weighted(mean, count, weight)
+        let weights = Tensor::<1>::from_data(weights, &scores.device());
+        let weights = weights.select(0, self.right.clone());
+        let likely = log_softmax(scores, 1).gather(1, self.right.unsqueeze_dim(1));
+        // A mean, because a sum over all elements has no fixed order on a GPU.
+        let mean = (likely.squeeze_dim::<1>(1) * weights).mean();
+        Loss::weighted(mean * -(count as f32 / weight), count, weight)
     }
 
     /// The class with the highest score of each prediction, the first of equals.

@@ -85,6 +85,12 @@ impl Loss {
     /// *Errors*: more values than one, or no prediction.
     pub(crate) fn checked(self, of: &str) -> Result<Self, TrainError> {
         let [values] = self.mean.dims();
+        if !(self.weight.is_finite() && self.weight >= 0.0) {
+            return Err(TrainError::usage(
+                format!("the loss of a batch of {of} has the weight {}", self.weight),
+                "give `Loss::weighted` the sum of the weights, each 0 or more",
+            ));
+        }
         match (values, self.count) {
             (1, 1..) => Ok(self),
             (1, 0) => Err(TrainError::usage(

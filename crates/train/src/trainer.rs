@@ -373,6 +373,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         if let Some(metrics) = trainer.metrics.as_mut().filter(|_| !joins) {
             let header = &header;
             metrics.write(&StartRecord { header, step })?;
+            metrics.flush()?;
         }
         Ok(trainer)
     }
@@ -639,7 +640,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let epoch = report::Epoch {
             epoch: plan.epoch as usize + 1,
             epochs: self.config.epochs,
-            train_loss: self.progress.epoch_sums[0] / self.progress.epoch_sums[1].max(1.0),
+            train_loss: match self.progress.epoch_sums {
+                [sum, weight] if weight > 0.0 => sum / weight,
+                _ => 0.0,
+            },
             held_out: held_out.clone(),
             per_second,
             unit: T::UNIT.name(),
@@ -673,6 +677,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     /// Nothing, if no data is held out.
     fn evaluate(&mut self) -> Result<Option<HeldOut>, TrainError> {
         self.group.set_phase(Phase::Evaluation, self.step);
+        // It may take long, and others look at the steps so far.
+        self.flush_metrics()?;
         self.end_round()?;
         self.ddp.synchronize()?;
         if self.task.len(Part::HeldOut) == 0 {

@@ -2,7 +2,7 @@
 
 mod judge;
 
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::thread::{available_parallelism, sleep};
@@ -43,12 +43,8 @@ pub enum Subject {
 ///
 /// *Errors*: no run in the folder; no job with such a process.
 pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
-    let mut run = match subject {
-        Subject::Run(folder) => Some(Run::read(folder).map_err(failed)?),
-        Subject::Pid(_) => None,
-    };
     let mut jobs = Jobs::new();
-    let find = |jobs: &mut Jobs| {
+    let mut find = || {
         jobs.look();
         let job = match subject {
             Subject::Run(folder) => jobs.of(folder),
@@ -56,19 +52,26 @@ pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
         };
         job.map(Look::at)
     };
-    let first = find(&mut jobs);
-    if let (Subject::Pid(pid), None) = (subject, &first) {
-        return Err(Failure::usage(format!(
-            "no job of Paceline's has a rank or a launcher with pid {pid} on this machine"
-        )));
-    }
-    let last = first.as_ref().and_then(|_| {
+    let first = find();
+    if first.is_some() {
         sleep(WINDOW);
-        find(&mut jobs)
-    });
-    if let Some(run) = &mut run {
-        run.update().map_err(failed)?;
     }
+    let last = first.as_ref().and_then(|_| find());
+    let run = match (subject, &last) {
+        (Subject::Pid(pid), None) => {
+            let why = match first {
+                None => format!(
+                    "no job of Paceline's has a rank or a launcher with pid {pid} on this machine"
+                ),
+                Some(_) => format!("the job of pid {pid} ended while it was looked at"),
+            };
+            return Err(Failure::usage(why));
+        }
+        (Subject::Pid(_), Some(_)) => None,
+        // A job that starts has no metrics yet.
+        (Subject::Run(folder), Some(_)) => Run::read(folder).ok(),
+        (Subject::Run(folder), None) => Some(Run::read(folder).map_err(failed)?),
+    };
     let ranks = match (&first, &last) {
         (Some(first), Some(last)) => last.since(first),
         _ => Vec::new(),
@@ -166,7 +169,7 @@ impl Look {
     }
 }
 
-/// What the launcher has written about a failure.
+/// What the launcher has written about the failure of the last start; not about an earlier one, since when metrics were written.
 fn failure(folder: &Path) -> Option<Failed> {
     #[derive(Deserialize)]
     struct Error {
@@ -177,6 +180,11 @@ fn failure(folder: &Path) -> Option<Failed> {
     }
     let mut text = Vec::new();
     let file = File::open(folder.join("logs/error.json")).ok()?;
+    let written = |file: std::io::Result<Metadata>| file.and_then(|file| file.modified()).ok();
+    let metrics = fs::metadata(folder.join("metrics.jsonl"));
+    if written(file.metadata())? < written(metrics)? {
+        return None;
+    }
     file.take(FAILURE_BYTES_MAX).read_to_end(&mut text).ok()?;
     let error: Error = serde_json::from_slice(&text).ok()?;
     let plain = |text: String| host::plain(&text, TEXT_MAX);

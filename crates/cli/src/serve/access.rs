@@ -6,16 +6,15 @@ use paceline_rendezvous::token::{Token, TokenError};
 
 use crate::http::{Answer, Request};
 
-/// The name of the token in an address, and of the cookie that keeps it.
+/// The name of the token in an address.
 const PARAMETER: &str = "token";
-const COOKIE: &str = "paceline_token";
 
 /// Which requests are answered.
 pub(super) enum Access {
     /// Those from this machine, and to it: a page of the web that a browser here shows could have its own name lead here.
     Loopback,
-    /// Those with the token.
-    Token(Token),
+    /// Those with the token, which a cookie of this name keeps. Browsers give cookies to all ports of a host.
+    Token(Token, String),
 }
 
 impl Access {
@@ -25,7 +24,10 @@ impl Access {
     pub(super) fn of(address: SocketAddr) -> Result<Self, TokenError> {
         match address.ip().is_loopback() {
             true => Ok(Self::Loopback),
-            false => Token::generate().map(Self::Token),
+            false => {
+                let cookie = format!("paceline_token_{}", address.port());
+                Token::generate().map(|token| Self::Token(token, cookie))
+            }
         }
     }
 
@@ -33,7 +35,13 @@ impl Access {
     pub(super) fn url(&self, address: SocketAddr) -> String {
         match self {
             Self::Loopback => format!("http://{address}/"),
-            Self::Token(token) => format!("http://{address}/?{PARAMETER}={}", token.to_hex()),
+            Self::Token(token, _) => {
+                let host = match address.ip().is_unspecified() {
+                    true => format!("{}:{}", hostname(), address.port()),
+                    false => address.to_string(),
+                };
+                format!("http://{host}/?{PARAMETER}={}", token.to_hex())
+            }
         }
     }
 
@@ -45,11 +53,11 @@ impl Access {
                 let text = "this server is for its own machine: use 127.0.0.1 or localhost";
                 (!is_here).then(|| Answer::text("403 Forbidden", text))
             }
-            Self::Token(token) => {
+            Self::Token(token, name) => {
                 let is_it = |text: &str| Token::from_hex(text).is_ok_and(|own| own == *token);
                 if request.parameter(PARAMETER).is_some_and(is_it) {
                     let token = token.to_hex();
-                    let cookie = format!("{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict");
+                    let cookie = format!("{name}={token}; Path=/; HttpOnly; SameSite=Lax");
                     let answer = Answer::text("303 See Other", "the token is kept in a cookie");
                     // The path alone could begin with two slashes, which would lead to another server.
                     let path = format!("/{}", request.path.trim_start_matches('/'));
@@ -59,12 +67,18 @@ impl Access {
                 let mut cookies = cookies
                     .split(';')
                     .filter_map(|pair| pair.trim().split_once('='));
-                let is_known = cookies.any(|(name, value)| name == COOKIE && is_it(value));
+                let is_known = cookies.any(|(other, value)| other == name && is_it(value));
                 let text = "the token is missing or wrong: open the address that `paceline serve` has printed";
                 (!is_known).then(|| Answer::text("401 Unauthorized", text))
             }
         }
     }
+}
+
+/// This machine's name, for other machines.
+fn hostname() -> String {
+    let system = rustix::system::uname();
+    system.nodename().to_string_lossy().into_owned()
 }
 
 /// Whether a `Host` header names this machine.

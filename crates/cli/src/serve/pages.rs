@@ -34,7 +34,10 @@ source.onmessage = (event) => {
   for (const [id, html] of JSON.parse(event.data)) document.getElementById(id).innerHTML = html;
 };
 source.onopen = () => { document.getElementById("lost").hidden = true; };
-source.onerror = () => { document.getElementById("lost").hidden = false; };
+source.onerror = () => {
+  document.getElementById("lost").hidden = false;
+  if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);
+};
 </script>
 "#;
 

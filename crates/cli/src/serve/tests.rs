@@ -112,7 +112,17 @@ fn a_browser_hears_of_new_steps() {
         serde_json::from_str(&data.expect("an event")).expect("sections")
     };
     let ids: Vec<String> = event().into_iter().map(|(id, _)| id).collect();
-    assert_eq!(ids, ["summary", "charts", "ranks", "incidents", "settings"]);
+    assert_eq!(
+        ids,
+        [
+            "summary",
+            "charts",
+            "classes",
+            "ranks",
+            "incidents",
+            "settings"
+        ]
+    );
     let metrics = folder.path().join("run/metrics.jsonl");
     let mut metrics = File::options().append(true).open(metrics).expect("a file");
     metrics.write_all(step(1234).as_bytes()).expect("written");
@@ -128,16 +138,13 @@ fn beyond_this_machine_the_token_opens_the_pages() {
     write(folder.path(), "run");
     let token = Token::generate().expect("a token");
     let hex = token.to_hex();
-    let server = Server::start(folder.path(), Access::Token(token));
+    let server = Server::start(folder.path(), Access::Token(token, "kept".to_owned()));
     let other = "0".repeat(hex.len());
     for (path, more) in [
         ("/".to_owned(), String::new()),
         ("/runs/run/events".to_owned(), String::new()),
         (format!("/?token={other}"), String::new()),
-        (
-            "/".to_owned(),
-            format!("Cookie: paceline_token={other}\r\n"),
-        ),
+        ("/".to_owned(), format!("Cookie: kept={other}\r\n")),
     ] {
         let answer = server.get(&path, &more);
         assert!(answer.starts_with("HTTP/1.1 401 "), "{path}: {answer}");
@@ -146,7 +153,7 @@ fn beyond_this_machine_the_token_opens_the_pages() {
     let answer = server.get(&format!("//runs/run/?token={hex}"), "");
     assert!(answer.starts_with("HTTP/1.1 303 "), "{answer}");
     assert!(answer.contains("\r\nLocation: /runs/run/\r\n"), "{answer}");
-    let cookie = format!("Cookie: a=b; paceline_token={hex}\r\n");
+    let cookie = format!("Cookie: a=b; kept={hex}\r\n");
     let page = server.get("/runs/run/", &cookie);
     assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use paceline_cli::exit::{Exit, Failure, warn};
 use paceline_cli::flags::finish;
 use paceline_gpu::{columns, words};
+use paceline_train::config::Task;
 use paceline_train::{
     ClassFigures, Deviations, Evaluation, class_table, eval, most_confused, printable,
 };
@@ -32,6 +33,9 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
     }
     if args.separator.is_some() {
         config.separator.clone_from(&args.separator);
+    }
+    if config.task != Task::Csv && (args.label_column.is_some() || args.separator.is_some()) {
+        warn("--label-column and --separator have no effect: the run's data is no table");
     }
     let evaluation = eval(&config, args.data.as_deref(), args.which);
     let evaluation = evaluation.map_err(|error| failed(None, &error))?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use paceline_cli::exit::{Exit, Failure, warn};
 use paceline_cli::flags::finish;
-use paceline_train::config::TrainConfig;
+use paceline_train::config::{Task, TrainConfig};
 use paceline_train::{Answer, Prediction, Predictor, TrainError};
 use paceline_usage::files::replace;
 
@@ -20,6 +20,9 @@ pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     let mut config = settings_of(run_or_newest(args.run.as_deref())?)?;
     if args.separator.is_some() {
         config.separator.clone_from(&args.separator);
+        if config.task != Task::Csv {
+            warn("--separator has no effect: the run's data is no table");
+        }
     }
     let model = Predictor::of_run(&config.run_dir, args.which);
     let model = model.map_err(|error| failed(None, &error))?;

@@ -4,6 +4,7 @@ mod bad_input;
 mod chaos;
 mod comm_hooks;
 mod compare;
+mod doctor;
 mod faults;
 mod images;
 mod indices;

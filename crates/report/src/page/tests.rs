@@ -111,11 +111,18 @@ fn a_run_of_a_million_steps_has_a_small_page() {
     let mut file = BufWriter::new(fs::File::create(path).expect("a file"));
     for number in 1..=1_000_000 {
         writeln!(file, "{}", step(number, "")).expect("written");
+        if number % 500 == 0 {
+            let evaluation = format!(
+                r#"{{"kind":"evaluation","step":{number},"held_out_loss":{},"accuracy":0.5}}"#,
+                1.0 / number as f64
+            );
+            writeln!(file, "{evaluation}").expect("written");
+        }
     }
     file.flush().expect("written");
     let html = page_of(&[folder.path().to_owned()], Lang::En);
     assert!(html.contains("<td>1,000,000</td>"));
-    assert!(html.len() < 500_000, "{} bytes", html.len());
+    assert!(html.len() < 700_000, "{} bytes", html.len());
 }
 
 #[test]

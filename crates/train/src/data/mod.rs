@@ -452,7 +452,8 @@ impl Split {
             .saturating_sub(usize::from(held_out > 0.0))
             .max(1)
             .min(len);
-        let trained = (len as f64 * (1.0 - held_out)) as usize;
+        // A share such as 0.8 leaves a little less than its tenths.
+        let trained = (len as f64 * (1.0 - held_out) + 1e-9) as usize;
         let mut held_out = train.split_off(trained.max(1).min(most));
         train.sort_unstable();
         held_out.sort_unstable();

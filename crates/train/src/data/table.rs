@@ -150,6 +150,9 @@ pub fn load(options: &TableOptions) -> Result<Dataset, DataError> {
                 ..options.clone()
             };
             let test = load_as(&options, &dataset.schema)?;
+            if test.split.held_out.is_empty() {
+                return Err(DataProblem::new("no row to evaluate on").of(path));
+            }
             Ok(dataset.and_held_out(test))
         }
     }
@@ -516,26 +519,31 @@ impl Table {
         rows: &Rows,
         options: &TableOptions,
     ) -> Result<Result<(), DataProblem>, DataProblem> {
-        if let Err(problem) = self.look_at_new(row, rows.names(), options)? {
-            return Ok(Err(problem));
-        }
         let label = self.label.map(|at| Label {
             line: row.line,
             column: &rows.names()[at],
             text: row.text(at),
         });
+        let check = |table: &Self| {
+            let missing = options.missing_values;
+            let mut features = table.features.iter();
+            features.try_for_each(|feature| feature.check(row.line, feature.cell(row), missing))?;
+            label
+                .as_ref()
+                .map_or(Ok(()), |label| table.labels.check(label))
+        };
+        if let Err(problem) = check(self) {
+            return Ok(Err(problem));
+        }
+        // Only a row that is good so far makes its new keys columns.
+        if self.looked_at != rows.names().len() {
+            let looked = self.look_at_new(row, rows.names(), options)?;
+            if let Err(problem) = looked.and_then(|()| check(self)) {
+                return Ok(Err(problem));
+            }
+        }
         let cells = self.features.iter().map(|feature| feature.cell(row));
         let cells: Vec<Cell<'_>> = cells.collect();
-        let missing = options.missing_values;
-        let mut both = self.features.iter().zip(&cells);
-        let checked = both.try_for_each(|(feature, cell)| feature.check(row.line, *cell, missing));
-        let checked = checked.and_then(|()| match &label {
-            Some(label) => self.labels.check(label),
-            None => Ok(()),
-        });
-        if checked.is_err() {
-            return Ok(checked);
-        }
         let count = (self.rows as u64 + 1) * self.features.len() as u64;
         if count > VALUES_MAX {
             return Err(DataProblem::too_large("values", count, VALUES_MAX));
@@ -557,9 +565,6 @@ impl Table {
         names: &[String],
         options: &TableOptions,
     ) -> Result<Result<(), DataProblem>, DataProblem> {
-        if self.looked_at == names.len() {
-            return Ok(Ok(()));
-        }
         if !self.is_open {
             for feature in self
                 .features

@@ -262,22 +262,18 @@ impl<'a> Layers<'a> {
             .graph
             .node("Slice", &[&positions, &zero, &length, &zero], &[]);
         let mut x = self.add(&x, &positions);
-        let later = |at: usize| {
-            if at % config.context > at / config.context {
-                MASKED
-            } else {
-                0.0
-            }
-        };
-        let mask: Vec<f32> = (0..config.context * config.context).map(later).collect();
-        let mask = self.graph.floats(&[config.context; 2], &mask);
-        let starts = self.graph.ints(&[0, 0]);
-        let ends = self.graph.node(
+        let square = self.graph.node(
             "Concat",
             &[&length, &length],
             &[("axis", Attribute::Int(0))],
         );
-        let mask = self.graph.node("Slice", &[&mask, &starts, &ends], &[]);
+        let masked = self.graph.floats(&[], &[MASKED]);
+        let mask = self.graph.node("Expand", &[&masked, &square], &[]);
+        // Above the diagonal; the rest becomes 0.
+        let first = self.graph.int(1);
+        let mask = self
+            .graph
+            .node("Trilu", &[&mask, &first], &[("upper", Attribute::Int(1))]);
         for block in 0..config.layers {
             let name = |layer: &str| format!("h.{block}.{layer}");
             let y = self.layer_norm(&x, &name("ln_1"));

@@ -80,6 +80,12 @@ impl Graph {
         self.constant(&name, Type::Int64, &[numbers.len()], &bytes)
     }
 
+    /// A whole number.
+    pub(super) fn int(&mut self, number: i64) -> Value {
+        let name = self.name("int");
+        self.constant(&name, Type::Int64, &[], &number.to_le_bytes())
+    }
+
     /// A tensor of numbers.
     pub(super) fn floats(&mut self, shape: &[usize], numbers: &[f32]) -> Value {
         let name = self.name("floats");

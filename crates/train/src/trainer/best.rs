@@ -19,7 +19,7 @@ struct BestEpoch {
     epoch: u64,
     /// Steps done at its end.
     step: u64,
-    /// The bits of the figure: JSON may change the last digit of a number, and with it which of two epochs is better.
+    /// The bits of the figure: JSON has no infinity.
     bits: u64,
     /// The figure in words.
     text: String,

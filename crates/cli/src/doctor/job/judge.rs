@@ -12,12 +12,16 @@ use paceline_usage::busy::share;
 
 /// Ranks that have done nothing for so long wait for something, unless their steps are long.
 const STILL: Duration = Duration::from_secs(5);
+/// The same where nothing is known of the duration of steps.
+const STILL_UNKNOWN: Duration = Duration::from_secs(30);
 /// So many steps without a move are no step.
 const STEPS_STILL: f64 = 10.0;
 /// A rank that waited for a larger share of its time is worth a word.
 const WAITED_MAX: f64 = 0.25;
 /// The same for data, which should be there before it is asked for.
 const WAITED_FOR_DATA_MAX: f64 = 0.1;
+/// A rank that uses so many cores does something.
+const WORKS: f64 = 0.5;
 /// A difference in busy shares between ranks that is no accident.
 const SPREAD: f64 = 0.15;
 /// So many of the last pieces of a curve are what happens now.
@@ -89,10 +93,13 @@ impl Facts<'_> {
 /// All that is worth a word, the worst first.
 pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = stopped(&facts.ranks);
-    if findings.is_empty() {
-        findings.extend(still(facts));
+    // Ranks of a job that is done leave, and the last one may still save.
+    if facts.seen.is_none_or(|seen| seen.end.is_none()) {
+        if findings.is_empty() {
+            findings.extend(still(facts));
+        }
+        findings.extend(lost(&facts.ranks));
     }
-    findings.extend(lost(&facts.ranks));
     findings.extend(different(facts));
     findings.extend(ended(facts));
     if let Some(seen) = facts.seen {
@@ -146,8 +153,13 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
         .iter()
         .filter(|rank| rank.pid.is_some())
         .collect();
-    let step = facts.seen.and_then(|seen| seen.step_seconds).unwrap_or(0.0);
-    let limit = STILL.max(Duration::try_from_secs_f64(step * STEPS_STILL).unwrap_or(Duration::MAX));
+    let limit = match facts.seen.and_then(|seen| seen.step_seconds) {
+        Some(step) => {
+            let steps = Duration::try_from_secs_f64(step * STEPS_STILL);
+            STILL.max(steps.unwrap_or(Duration::MAX))
+        }
+        None => STILL_UNKNOWN,
+    };
     let is_still =
         |rank: &&Rank| !rank.has_moved && rank.activity.is_some_and(|(_, since)| since >= limit);
     if ranks.is_empty() || !ranks.iter().all(is_still) {
@@ -164,7 +176,7 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
             None => format!("is {}", activity.phase),
         };
         format!(
-            "rank {} {place} of step {} for {:.0} s",
+            "rank {} {place} at step {} for {:.0} s",
             rank.rank,
             activity.step,
             since.as_secs_f64()
@@ -188,8 +200,15 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
             let fix = format!(
                 "look at what it does: `gdb -p {pid} -batch -ex 'thread apply all bt'`, for Python `py-spy dump --pid {pid}`"
             );
+            // It may be long and come to an end.
+            let is_busy = matches!(activity.phase, Phase::Evaluation | Phase::Checkpoint)
+                && rank.cores >= WORKS;
+            let severity = match is_busy {
+                true => Severity::Warning,
+                false => Severity::Error,
+            };
             finding(
-                Severity::Error,
+                severity,
                 check,
                 format!("{}; {}", list(&others), list(&waiting)),
                 why,
@@ -212,6 +231,7 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
             };
             finding(Severity::Error, check, list(&waiting), why, fix)
         }
+        _ if others.iter().any(|(rank, _)| rank.cores >= WORKS) => return None,
         _ => {
             let phase = others
                 .first()
@@ -234,7 +254,7 @@ fn reason(phase: Phase) -> &'static str {
             "Its samples do not come: the storage hangs, or a worker of the loader does"
         }
         Phase::Evaluation => {
-            "It evaluates while others train: every rank has to come to each operation, also when only one evaluates"
+            "It evaluates: if the others do not, they wait, because every rank has to come to each operation"
         }
         Phase::Checkpoint => "It saves or loads: the disk or its server is slow or hangs",
         Phase::Starting | Phase::Rendezvous => {
@@ -251,7 +271,10 @@ fn reason(phase: Phase) -> &'static str {
 
 /// Ranks without a process.
 fn lost(ranks: &[Rank]) -> Option<Finding> {
-    let gone = ranks.iter().filter(|rank| rank.pid.is_none());
+    // One that has not started has no activity either.
+    let gone = ranks
+        .iter()
+        .filter(|rank| rank.pid.is_none() && rank.activity.is_some());
     let gone: Vec<String> = gone.map(|rank| rank.rank.to_string()).collect();
     let are_all = gone.len() == ranks.len();
     (!gone.is_empty() && !are_all).then(|| {
@@ -288,7 +311,7 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
         return None;
     }
     let resume = facts.folder.map_or(String::new(), |folder| {
-        format!("paceline train --resume {}", folder.display())
+        format!("start it again with --resume {}", folder.display())
     });
     let check = "ended early";
     if let Some(Incident::Stopped { step, signal }) = seen.incidents.last() {
@@ -327,7 +350,7 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
             Severity::Error,
             check,
             format!("the job ended after step {} without a word", seen.steps),
-            "its launcher was killed too, as by the end of a session, a scheduler or the machine; or it runs on another machine",
+            "its launcher was killed too, or it was started by `paceline run`, torchrun or srun, whose output has the reason; or it runs on another machine",
             resume,
         ),
     })
@@ -446,12 +469,17 @@ fn skipped(seen: &Seen) -> Option<Finding> {
         )
     };
     let count = seen.incidents.iter().filter(is_lost).count();
+    let at_least = if seen.incidents_left_out > 0 {
+        "at least "
+    } else {
+        ""
+    };
     (count > 0).then(|| {
         finding(
             Severity::Warning,
             "wrong numbers",
             format!(
-                "{} had a loss or a gradient that was infinite or NaN",
+                "{at_least}{} had a loss or a gradient that was infinite or NaN",
                 words::count(count, "step")
             ),
             "the learning rate is too high, a sample is broken, or fp16 overflowed",

@@ -59,7 +59,7 @@ impl LabelColumn {
             Self::Texts(texts) => match texts.texts.first() {
                 // If the first label is a word, all must be.
                 Some(first) if is_word(first) => label.word(),
-                None if !label.text.is_empty() && is_word(label.text) => Ok(()),
+                None if !is_missing(label.text) && is_word(label.text) => Ok(()),
                 _ => label.number().map(drop),
             },
             Self::Known(classes, _) => label.among(classes).map(drop),
@@ -124,9 +124,9 @@ impl Texts {
 impl Label<'_> {
     fn word(&self) -> Result<(), DataProblem> {
         let (line, column, text) = (self.line, quote(self.column), quote(self.text));
-        match is_word(self.text) && !self.text.is_empty() {
+        match is_word(self.text) && !is_missing(self.text) {
             true => Ok(()),
-            false if self.text.is_empty() => Err(self.missing()),
+            false if is_missing(self.text) => Err(self.missing()),
             false => Err(DataProblem::new(format!(
                 "line {line}: {text:?} in column {column:?} is a number, but earlier labels are words"
             ))
@@ -137,7 +137,7 @@ impl Label<'_> {
     /// A class number.
     fn number(&self) -> Result<u32, DataProblem> {
         let line = self.line;
-        if self.text.is_empty() {
+        if is_missing(self.text) {
             return Err(self.missing());
         }
         let label: u32 = self.text.parse().map_err(|_| {

@@ -1,6 +1,6 @@
 //! The rows of a table in a file: separated cells below a header, or JSON lines.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Chain, Cursor, Read};
 use std::path::Path;
 
@@ -23,6 +23,9 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The separators that are told from the first line.
 const USUAL: [u8; 4] = [b',', b';', b'\t', b'|'];
 
+/// Most bad lines before the first object of JSON lines.
+const BAD_FIRST_MAX: usize = 1000;
+
 /// Cells that pandas takes for missing values.
 const MISSING: [&str; 12] = [
     "", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "-NaN",
@@ -32,8 +35,8 @@ const MISSING: [&str; 12] = [
 pub(super) struct Rows {
     names: Vec<String>,
     format: Format,
-    /// The first object of JSON lines, which is read when the file is opened.
-    first: Option<Row>,
+    /// The lines up to the first object of JSON lines, which are read when the file is opened.
+    first: VecDeque<Result<Row, DataProblem>>,
 }
 
 enum Format {
@@ -117,7 +120,18 @@ impl Rows {
                 rest.set_position(marked as u64);
                 let lines = JsonLines::open(rest.chain(source), before as u64);
                 let mut rows = Self::of(Format::Json(lines));
-                rows.first = rows.next()?.transpose()?;
+                // Bad lines may come before the first object, whose keys are the columns.
+                let mut first = VecDeque::new();
+                while first.iter().all(Result::is_err) && first.len() < BAD_FIRST_MAX {
+                    let Some(row) = rows.next()? else { break };
+                    first.push_back(row);
+                }
+                if first.iter().all(Result::is_err)
+                    && let Some(bad) = first.pop_front()
+                {
+                    bad?;
+                }
+                rows.first = first;
                 Ok(rows)
             }
             [b'[', rest @ ..] if rest.trim_ascii_start().starts_with(b"{") => Err(
@@ -132,7 +146,7 @@ impl Rows {
         Self {
             names: Vec::new(),
             format,
-            first: None,
+            first: VecDeque::new(),
         }
     }
 
@@ -218,8 +232,8 @@ impl Rows {
     ///
     /// *Errors*: the file cannot be read on.
     pub(super) fn next(&mut self) -> Result<Option<Result<Row, DataProblem>>, DataProblem> {
-        if let Some(first) = self.first.take() {
-            return Ok(Some(Ok(first)));
+        if let Some(first) = self.first.pop_front() {
+            return Ok(Some(first));
         }
         match &mut self.format {
             Format::Json(lines) => {
@@ -233,25 +247,38 @@ impl Rows {
                 }))
             }
             Format::Separated(reader) => {
-                let row = read_record(reader)?;
-                Ok(row.map(|row| row.and_then(|row| fitting(row, self.names.len()))))
+                let Some(row) = read_record(reader)? else {
+                    return Ok(None);
+                };
+                Ok(Some(match row {
+                    Ok(row) => fitting(row, self.names.len())?,
+                    Err(problem) => Err(problem),
+                }))
             }
         }
     }
 }
 
-/// A row with a cell for each column.
-fn fitting(row: Row, columns: usize) -> Result<Row, DataProblem> {
-    match &row.cells {
-        Cells::Texts(cells) if cells.len() != columns => {
-            let got = plural(cells.len() as u64, "cell");
-            let expected = plural(columns as u64, "column");
-            let line = row.line;
-            Err(DataProblem::new(format!(
-                "line {line}: {got}, but the header names {expected}"
-            )))
-        }
-        _ => Ok(row),
+/// A row with a cell for each column, or why it is none.
+///
+/// *Errors*: a row over several lines has other cells: if its quote is not closed, it has taken good rows with it.
+fn fitting(row: Row, columns: usize) -> Result<Result<Row, DataProblem>, DataProblem> {
+    let Cells::Texts(cells) = &row.cells else {
+        return Ok(Ok(row));
+    };
+    if cells.len() == columns {
+        return Ok(Ok(row));
+    }
+    let got = plural(cells.len() as u64, "cell");
+    let expected = plural(columns as u64, "column");
+    let line = row.line;
+    let what = format!("line {line}: {got}, but the header names {expected}");
+    match cells.iter().any(|cell| cell.contains('\n')) {
+        false => Ok(Err(DataProblem::new(what))),
+        true => Err(
+            DataProblem::new(format!("{what}, in a row of several lines"))
+                .with_hint("close the quote that begins there, if it is not meant to go on"),
+        ),
     }
 }
 

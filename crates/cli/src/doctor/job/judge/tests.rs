@@ -59,8 +59,8 @@ fn the_rank_that_has_not_come_is_named_and_what_it_does() {
     let loading = rank(1, Phase::DataLoader, None, 43);
     let found = only(&facts(None, vec![waiting, loading]));
     let parts = [
-        "rank 1 is in the data loader of step 7 for 43 s",
-        "rank 0 waits in all-reduce #12 of step 7 for 42 s",
+        "rank 1 is in the data loader at step 7 for 43 s",
+        "rank 0 waits in all-reduce #12 at step 7 for 42 s",
         "why: rank 1 has not come",
         "samples do not come",
     ];
@@ -100,6 +100,18 @@ fn a_job_that_moves_or_has_long_steps_does_not_wait_forever() {
     };
     let computing = rank(1, Phase::Forward, None, 42);
     assert_eq!(judge(&facts(Some(&seen), vec![waiting, computing])), []);
+    let evaluating = Rank {
+        cores: 1.0,
+        ..rank(0, Phase::Evaluation, None, 600)
+    };
+    assert_eq!(judge(&facts(None, vec![evaluating; 2])), []);
+    let found = only(&facts(None, vec![waiting, evaluating]));
+    says(
+        &found,
+        Severity::Warning,
+        "waits forever",
+        &["It evaluates"],
+    );
 }
 
 #[test]
@@ -206,10 +218,7 @@ fn a_job_that_is_over_too_early_says_why_and_how_it_goes_on() {
         &found,
         Severity::Error,
         "ended early",
-        &[
-            "after step 40 without a word",
-            "paceline train --resume runs/a",
-        ],
+        &["after step 40 without a word", "--resume runs/a"],
     );
     let failed = Failed {
         cause: "rank 1 panicked".into(),
