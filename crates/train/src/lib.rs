@@ -27,6 +27,8 @@ pub mod plan;
 mod predictor;
 pub mod probe;
 mod protobuf;
+#[cfg(test)]
+mod python;
 mod records;
 mod regression;
 mod replay;

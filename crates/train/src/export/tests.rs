@@ -6,12 +6,12 @@ use std::process::Command;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use paceline_ddp::weights;
-use paceline_testing::skipped;
 use tempfile::TempDir;
 
 use super::*;
 use crate::config::ModelSize;
 use crate::model::Net;
+use crate::python::python_with;
 
 /// Reads each model with PyTorch, Transformers and ONNX Runtime and compares the scores.
 const CHECK: &str = include_str!("check.py");
@@ -135,17 +135,18 @@ fn exported() -> TempDir {
     into
 }
 
-/// Set `PYTHON` to an interpreter that has torch, torchvision, transformers, safetensors and onnxruntime.
 #[test]
 fn pytorch_transformers_and_onnx_runtime_compute_the_same_scores() {
-    let python = std::env::var("PYTHON").unwrap_or("python3".into());
-    let imports = "import torch, torchvision, transformers, safetensors, onnxruntime";
-    let found = Command::new(&python).args(["-c", imports]).output();
-    if !found.is_ok_and(|found| found.status.success()) {
-        return skipped(
-            "no torch, torchvision, transformers, safetensors and onnxruntime in $PYTHON",
-        );
-    }
+    let packages = [
+        "torch",
+        "torchvision",
+        "transformers",
+        "safetensors",
+        "onnxruntime",
+    ];
+    let Some(python) = python_with(&packages) else {
+        return;
+    };
     let into = exported();
     let ended = Command::new(&python)
         .args(["-c", CHECK])

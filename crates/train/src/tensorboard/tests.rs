@@ -248,16 +248,9 @@ for tag in sorted(run.Tags()['scalars']):
 
 #[test]
 fn tensorboard_reads_what_our_decoder_reads() {
-    let python = std::env::var("PACELINE_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let has_it = Command::new(&python)
-        .args(["-c", "import tensorboard"])
-        .output();
-    if !has_it.is_ok_and(|output| output.status.success()) {
-        return paceline_testing::skipped(format!(
-            "{python} cannot import tensorboard; `pip install tensorboard` into a virtual environment and set PACELINE_TEST_PYTHON to its \
-             bin/python"
-        ));
-    }
+    let Some(python) = crate::python::python_with(&["tensorboard"]) else {
+        return;
+    };
     let folder = resumed_run();
     let read = Command::new(&python)
         .args(["-c", READ_BACK])
