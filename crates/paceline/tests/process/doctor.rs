@@ -12,7 +12,7 @@ fn a_stopped_rank_is_named_while_the_job_runs_and_a_killed_one_afterwards() {
     let line =
         "train --model tiny --epochs 100000 --nproc-per-node 2 --recovery none --run-dir run";
     let job = start(folder.path(), line);
-    job.has_printed("epoch 2/");
+    job.has_printed("epoch ");
     let held = job.rank(1);
     assert!(job.hits(&[1], Signal::STOP));
     let ended = paceline(folder.path(), "doctor run --json");

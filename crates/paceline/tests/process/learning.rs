@@ -111,7 +111,7 @@ fn a_run_begins_with_the_weights_of_another_one_and_changes_only_what_is_not_fro
         assert!(!kept(&format!("Conv.{path}")), "{path}");
     }
     let line = format!(
-        "train --run-dir other {JOB} --model base --init {}",
+        "train --run-dir other --model base --init {}",
         file.display()
     );
     paceline(folder, &line).check(
