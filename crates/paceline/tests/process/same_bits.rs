@@ -55,7 +55,6 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
     let [.., widest] = here[..] else {
         unreachable!("portable code runs everywhere")
     };
-    // A portable rank would be reported as slow.
     let other = here[here.len().saturating_sub(2)];
     for (name, job) in [
         ("digits", "--model small --epochs 1 --shards 2"),
@@ -80,7 +79,8 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
             &other.to_string(),
             &["run", "--nproc-per-node", "2", "sh", "-c", &ranks],
         );
-        assert_eq!(mixed.is_well().hash(), hashes[0], "{name}");
+        // On a machine without AVX-512 the other rank is a portable one, which is reported as slow.
+        assert_eq!(mixed.check(0, &[]).hash(), hashes[0], "{name}");
     }
 
     let wrong = with(
