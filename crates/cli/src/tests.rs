@@ -456,7 +456,10 @@ fn mistakes_end_with_code_2_and_say_what_was_meant() {
         "run -m --no-python prog",
         &["'--module' cannot be used with '--no-python'"],
     );
-    check("doctor flight", &["unexpected argument 'flight'"]);
+    check(
+        "doctor flight --nnodes 2",
+        &["'[RUN]' cannot be used with '--nnodes"],
+    );
     check("", &["Usage: paceline [OPTIONS] <COMMAND>"]);
 }
 
