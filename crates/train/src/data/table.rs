@@ -469,8 +469,7 @@ impl Table {
         options: &TableOptions,
         names: &[String],
     ) -> Result<(), DataProblem> {
-        for at in self.looked_at..names.len() {
-            let name = &names[at];
+        for (at, name) in names.iter().enumerate().skip(self.looked_at) {
             if Some(at) == self.label || options.drop_columns.contains(name) {
                 continue;
             }
