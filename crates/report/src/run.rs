@@ -52,7 +52,7 @@ const NO_METRICS: [&str; 8] = [
 ///
 /// ```no_run
 /// let mut run = paceline_report::Run::read("runs/wine".as_ref())?;
-/// println!("{} steps", run.steps);
+/// println!("{} steps", run.seen.steps);
 /// run.update()?; // what was written since
 /// # Ok::<(), paceline_report::ReportError>(())
 /// ```
