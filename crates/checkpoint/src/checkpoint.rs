@@ -34,7 +34,7 @@ pub struct Checkpoint<'a, M> {
     schedule: Option<&'a ModuleLrScheduler>,
     sampler: Option<SamplerState>,
     value: Result<Value, String>,
-    is_best: bool,
+    best_step: Option<u64>,
 }
 
 impl<'a, M: Module> Checkpoint<'a, M> {
@@ -46,7 +46,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             schedule: None,
             sampler: None,
             value: Ok(Value::Null),
-            is_best: false,
+            best_step: None,
         }
     }
 
@@ -71,11 +71,11 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         self
     }
 
-    /// Says whether it is better than all before it. The best one in the folder is kept besides the newest ones, and
+    /// Says which step's checkpoint is the best so far, this one or an earlier one. That is kept besides the newest ones, and
     /// [`SavedModel::best`](crate::SavedModel::best) reads it.
     #[must_use]
-    pub fn best(mut self, is_best: bool) -> Self {
-        self.is_best = is_best;
+    pub fn best_step(mut self, step: Option<u64>) -> Self {
+        self.best_step = step;
         self
     }
 
@@ -229,7 +229,7 @@ impl<'a, M: Module> Checkpoint<'a, M> {
             sampler: self.sampler,
             parameters: paths.map(|(id, path)| (path, id)).collect(),
             value: self.value.clone()?,
-            is_best: self.is_best,
+            best_step: self.best_step,
             ..State::default()
         })
     }

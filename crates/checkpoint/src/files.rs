@@ -39,9 +39,9 @@ pub(crate) struct State {
     #[serde(default)]
     pub(crate) parameters: BTreeMap<String, u64>,
     pub(crate) weights_sha256: String,
-    /// Whether it is better than all that were saved before it.
-    #[serde(default, rename = "best", skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) is_best: bool,
+    /// The step of the best checkpoint so far, if the program compares them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) best_step: Option<u64>,
     pub(crate) files: BTreeMap<String, String>,
     /// Version 1 has the program's values here instead of in `value`.
     #[serde(flatten, skip_serializing)]
@@ -138,10 +138,9 @@ pub(crate) fn read(folder: &Path) -> Result<Contents, String> {
     })
 }
 
-/// Whether the checkpoint in `folder` was the best when it was saved.
-pub(crate) fn is_best(folder: &Path) -> bool {
-    let state = read_file(folder, STATE).and_then(|state| decode(&state));
-    state.is_ok_and(|state| state.is_best)
+/// The step of the checkpoint that was the best when the one in `folder` was saved.
+pub(crate) fn best_step(folder: &Path) -> Result<Option<u64>, String> {
+    Ok(decode(&read_file(folder, STATE)?)?.best_step)
 }
 
 fn decode(state: &[u8]) -> Result<State, String> {

@@ -22,7 +22,7 @@
 //!   "sampler": { "epoch": 15, "consumed": 0, ... },   position in the data, on any number of ranks
 //!   "value": ...,                                     the program's own
 //!   "parameters": { "hidden.weight": 1234, ... },     the ids that optimizer.burnpack uses, by path
-//!   "best": true,                                     absent unless it was better than all before it
+//!   "best_step": 30,                                  of the best checkpoint so far; absent unless the program compares them
 //!   "weights_sha256": "...",                          see `paceline_ddp::weights::sha256`
 //!   "files": { "model.safetensors": "SHA-256", ... }
 //! }

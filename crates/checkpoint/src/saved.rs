@@ -406,24 +406,26 @@ impl SavedModel {
         Ok(newest.map(|newest| newest.contents))
     }
 
-    /// Reads the [best](Checkpoint::best) checkpoint in `folder`; `None` if there is none, or if none was ever called the best.
+    /// Reads the checkpoint that the newest one in `folder` calls the [best](Checkpoint::best_step); `None` if it names none, or if there is
+    /// no checkpoint.
     ///
-    /// *Errors*: `NoneValid` if it is damaged or cannot be read.
+    /// *Errors*: `NoneValid` if it is gone, damaged or cannot be read.
     pub fn best(folder: &Path) -> Result<Option<Self>, CheckpointError> {
         let mut tried = None;
         loop {
-            let best = folder::best(folder);
-            let Some(path) = best.as_deref() else {
+            let newest = folder::newest_by(&[folder], u64::MAX, files::best_step)?;
+            let Some(best) = newest.and_then(|newest| newest.contents) else {
                 return Ok(None);
             };
-            match Self::read(path) {
+            let path = folder.join(folder::name_of(best));
+            match Self::read(&path) {
                 Ok(saved) => return Ok(Some(saved)),
                 // A job that writes there may have replaced it by a better one meanwhile.
-                Err(_) if best != tried => tried = best,
+                Err(_) if tried != Some(best) => tried = Some(best),
                 Err(reason) => {
                     return Err(CheckpointError::NoneValid {
                         path: folder.to_path_buf(),
-                        reasons: vec![format!("{}: {reason}", path.display())],
+                        reasons: vec![format!("{}, the best: {reason}", path.display())],
                     });
                 }
             }

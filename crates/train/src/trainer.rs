@@ -249,6 +249,11 @@ fn checkpoint<'a, M: Module>(
         .value(progress)
 }
 
+/// Whether a checkpoint was only in memory when a whole job started from it.
+fn was_in_memory(saved: &Saved) -> bool {
+    !matches!(saved.origin(), Origin::File | Origin::Peers)
+}
+
 /// Whether something that happens every `every` steps, or never if that is 0, happens after `step` steps.
 fn is_due(every: u64, step: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
@@ -331,7 +336,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let mut trainer = Self {
             schedule,
             observer: Observer::start(&mut ddp, &group)?,
-            last_saved: saved.as_ref().map(Saved::step),
+            last_saved: saved
+                .as_ref()
+                .filter(|saved| !was_in_memory(saved))
+                .map(Saved::step),
             progress,
             epoch_start: Instant::now(),
             epoch_predictions: 0.0,
@@ -382,6 +390,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.follow()?;
         let mut shards = self.ddp.shards();
         let mut position = self.batches.state();
+        // The job may have been lost while it saved its best state.
+        if self.last_saved.is_none() && self.progress.best.step() == Some(self.step) {
+            self.save(&position)?;
+        }
         let mut loader = self.loader(&position)?;
         self.epoch_start = Instant::now();
         loop {
@@ -737,10 +749,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             return Ok(());
         }
         self.last_saved = Some(self.step);
-        let is_best = self.progress.best.is_at(self.step);
+        let best_step = self.progress.best.step();
         let save =
             |checkpoints: &mut Checkpoints, ddp: &Ddp, checkpoint: Checkpoint<'_, T::Model>| {
-                checkpoints.save(ddp, checkpoint.best(is_best))
+                checkpoints.save(ddp, checkpoint.best_step(best_step))
             };
         self.save_by(save, sampler)
     }

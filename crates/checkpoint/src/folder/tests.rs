@@ -235,9 +235,9 @@ fn old_checkpoints_and_leftovers_of_interrupted_writes_go() {
 #[test]
 fn the_best_checkpoint_is_kept_besides_the_newest_until_there_is_a_better_one() {
     let folder = tempfile::tempdir().expect("a folder");
-    let save = |step, is_best| {
+    let save = |step, best_step| {
         let mut parts = contents(step);
-        parts.state.is_best = is_best;
+        parts.state.best_step = best_step;
         save(folder.path(), 2, parts).expect("saved");
         let steps = list(folder.path());
         steps
@@ -245,22 +245,41 @@ fn the_best_checkpoint_is_kept_besides_the_newest_until_there_is_a_better_one() 
             .filter_map(|path| step_of(path))
             .collect::<Vec<_>>()
     };
-    let best = || best(folder.path()).as_deref().and_then(step_of);
-    assert_eq!(save(1, false), [1]);
-    assert_eq!(best(), None);
-    assert_eq!(save(2, true), [1, 2]);
-    assert_eq!(save(3, false), [2, 3]);
-    assert_eq!(save(4, false), [2, 3, 4]);
-    assert_eq!(save(5, true), [4, 5]);
-    assert_eq!(save(6, true), [5, 6]);
-    assert_eq!(best(), Some(6));
+    let best = || {
+        let best = SavedModel::best(folder.path())?;
+        Ok::<_, CheckpointError>(best.and_then(|best| step_of(best.path())))
+    };
+    assert_eq!(save(1, None), [1]);
+    assert_eq!(best().expect("readable"), None);
+    assert_eq!(save(2, Some(2)), [1, 2]);
+    assert_eq!(save(3, Some(2)), [2, 3]);
+    assert_eq!(save(4, Some(2)), [2, 3, 4]);
+    // The job may go back to step 4, whose best is 2.
+    assert_eq!(save(5, Some(5)), [2, 4, 5]);
+    assert_eq!(best().expect("readable"), Some(5));
+    assert_eq!(save(6, Some(5)), [5, 6]);
+    assert_eq!(save(7, Some(7)), [5, 6, 7]);
+    assert_eq!(best().expect("readable"), Some(7));
     // The job goes back, and what was the best before is so again.
-    remove_after(folder.path(), 5);
-    assert_eq!(best(), Some(5));
-    let read = SavedModel::best(folder.path()).expect("readable");
-    assert!(read.expect("one").path().ends_with("step-0000000005"));
+    remove_after(folder.path(), 6);
+    assert_eq!(best().expect("readable"), Some(5));
     fs::remove_file(folder.path().join("step-0000000005/model.safetensors")).expect("torn");
-    SavedModel::best(folder.path()).expect_err("the best is damaged");
+    best().expect_err("the best is damaged");
+}
+
+#[test]
+fn a_best_checkpoint_that_is_gone_is_an_error_and_not_an_older_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (step, best) in [(1, 1), (3, 2)] {
+        let mut parts = contents(step);
+        parts.state.best_step = Some(best);
+        save(folder.path(), 3, parts).expect("saved");
+    }
+    let error = SavedModel::best(folder.path()).expect_err("step 2 was never saved");
+    assert!(
+        error.to_string().contains("step-0000000002, the best: "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -48,9 +48,9 @@ impl Best {
         });
     }
 
-    /// Whether the best epoch ended with `step`.
-    pub(super) fn is_at(&self, step: u64) -> bool {
-        self.epoch.as_ref().is_some_and(|best| best.step == step)
+    /// Steps done at the end of the best epoch.
+    pub(super) fn step(&self) -> Option<u64> {
+        self.epoch.as_ref().map(|best| best.step)
     }
 
     /// Whether so many epochs have followed the best one.
