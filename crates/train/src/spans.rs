@@ -150,7 +150,7 @@ fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
     let first = starts.min().unwrap_or(0);
     // Whole microseconds are short to write.
     let seconds = |ns: i64| (ns.saturating_sub(first) / 1_000) as f64 / 1e6;
-    let in_seconds = |(kind, [start, end])| (kind, seconds(start), seconds(end));
+    let in_seconds = |(kind, [start, end]): (Kind, [i64; 2])| (kind, seconds(start), seconds(end));
     let rows = rows.into_iter();
     SpansRecord {
         kind: "spans",
