@@ -16,7 +16,7 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 12.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 18.0;
-const BOTTOM: f64 = 30.0;
+const BOTTOM: f64 = 38.0;
 
 /// What a rank does, with its word and the number of its colour.
 const KINDS: [(Kind, Word, usize); 7] = [
@@ -119,7 +119,10 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
     let drawn = |kind: Kind| spans.ranks.iter().flatten().any(|span| span.0 == kind);
     let keys = KINDS.iter().filter(|(kind, ..)| drawn(*kind));
     let keys: String = keys
-        .map(|(_, word, color)| format!("<span class=\"key c{color}\"></span>{} ", word.of(lang)))
+        .map(|(_, word, color)| {
+            let word = word.of(lang);
+            format!("<span><span class=\"key c{color}\"></span>{word}</span> ")
+        })
         .collect();
     let mut notes = Vec::new();
     if let Some((rank, worked, others)) = spans.slowest() {
@@ -168,8 +171,8 @@ fn draw(spans: &Spans, title: &str, lang: Lang) -> String {
     let _ = write!(
         svg,
         r#"<text x="{:.1}" y="{:.1}" text-anchor="end">ms</text>"#,
-        LEFT - 6.0,
-        floor + 18.0
+        WIDTH - RIGHT,
+        height - 3.0
     );
     for (row, rank) in rows.iter().enumerate() {
         let top = ROW * row as f64 + (ROW - BAR) / 2.0;
