@@ -66,3 +66,5 @@ pub mod store;
 pub mod tls;
 pub mod token;
 pub mod wait;
+
+pub use os::monotonic_ns;

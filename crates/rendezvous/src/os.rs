@@ -30,7 +30,7 @@ pub(crate) fn cannot_shrink(fd: impl AsFd) -> io::Result<bool> {
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC, the same clock in all processes of a machine.
-pub(crate) fn monotonic_ns() -> u64 {
+pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
 }

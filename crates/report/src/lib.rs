@@ -9,6 +9,7 @@ mod chart;
 mod charts;
 mod curve;
 mod error;
+mod gantt;
 mod page;
 mod run;
 pub mod words;

@@ -11,6 +11,7 @@ use crate::chart::{draw, escaped, number};
 use crate::charts::{ACCURACY, charts};
 use crate::curve::Curve;
 use crate::error::ReportError;
+use crate::gantt;
 use crate::run::{Class, End, RankEnd, Run, Seen};
 use crate::words::{self, Word};
 
@@ -57,6 +58,7 @@ pub fn sections(runs: &[Run], lang: Lang) -> Vec<(&'static str, String)> {
         ("charts", page.curves()),
         ("classes", of_each(&|run| page.classes(run))),
         ("ranks", of_each(&|run| page.ranks(run))),
+        ("steps", of_each(&|run| page.steps(run))),
         ("incidents", page.incidents()),
         ("settings", page.settings()),
     ]
@@ -261,6 +263,24 @@ impl Page<'_> {
             );
         }
         html + "</div>\n"
+    }
+
+    /// Gantt charts of the last steps whose spans are known.
+    fn steps(&self, run: &Run) -> String {
+        let known = [&run.seen.plain_step, &run.seen.saved_step];
+        let figures: String = known
+            .into_iter()
+            .flatten()
+            .map(|spans| gantt::figure(spans, self.lang))
+            .collect();
+        match figures.is_empty() {
+            true => figures,
+            false => format!(
+                "<h2>{}{}</h2>\n<div class=\"charts\">\n{figures}</div>\n",
+                self.word(words::STEPS_OF_RANKS),
+                self.of_run(run)
+            ),
+        }
     }
 
     /// The name of a run, where there are several.

@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use crate::curve::Curve;
 use crate::error::ReportError;
+use crate::gantt::Spans;
 use crate::words;
 
 /// The file that a folder with a run has.
@@ -106,6 +107,10 @@ pub struct Seen {
     pub incidents_left_out: u64,
     /// Lines that are no records.
     pub unread: u64,
+    /// What the ranks did in the last step that is known and had neither evaluation nor checkpoint.
+    pub(crate) plain_step: Option<Spans>,
+    /// In the last one that had.
+    pub(crate) saved_step: Option<Spans>,
     /// How it ended; nothing while it trains, and of a run that was cut off.
     pub end: Option<End>,
 }
@@ -374,6 +379,7 @@ impl Seen {
         match record.kind.as_str() {
             "step" => self.step(&record),
             "start" => self.start(line),
+            "spans" => self.spans(line),
             "end" => self.end(line),
             "ranks" => {
                 let (before, now) = (record.before, record.now);
@@ -463,6 +469,18 @@ impl Seen {
         // The job trains again.
         self.end = None;
         self.start = Some(start);
+    }
+
+    fn spans(&mut self, line: &[u8]) {
+        let spans = serde_json::from_slice::<Spans>(line).ok();
+        let Some(spans) = spans.filter(Spans::is_sound) else {
+            self.unread += 1;
+            return;
+        };
+        match spans.is_plain() {
+            true => self.plain_step = Some(spans),
+            false => self.saved_step = Some(spans),
+        }
     }
 
     fn end(&mut self, line: &[u8]) {

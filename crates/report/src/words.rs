@@ -36,6 +36,12 @@ words! {
     FORWARD: "forward", "순전파";
     BACKWARD: "backward", "역전파";
     COMMUNICATION: "communication", "통신";
+    WAITS: "waiting", "대기";
+    OPTIMIZER: "optimizer", "옵티마이저";
+    STEPS_OF_RANKS: "Steps, rank by rank", "랭크별 스텝";
+    STEP_OF_RANKS: "What the ranks did in step {}", "스텝 {}에서 각 랭크가 한 일";
+    SLOWEST_RANK: "Rank {} worked longest: {} ms, the others {} ms on average.", "랭크 {}의 작업 시간이 가장 깁니다: {} ms, 다른 랭크는 평균 {} ms.";
+    ROWS_LEFT_OUT: "Of {} ranks, the {} that worked longest and the {} that worked least are drawn.", "랭크 {}개 중 작업 시간이 가장 긴 {}개와 가장 짧은 {}개만 그렸습니다.";
     OWN_CODE: "own code", "사용자 코드";
     EVALUATION: "evaluation", "평가";
     CHECKPOINT: "checkpoint", "체크포인트";

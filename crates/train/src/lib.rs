@@ -37,6 +37,7 @@ pub mod run_dir;
 pub mod schedule;
 mod scores;
 mod setup;
+mod spans;
 mod stages;
 mod task;
 mod tensorboard;

@@ -4,18 +4,20 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
-use paceline_ddp::timeline::Timeline;
+use paceline_ddp::timeline::{Activity, Timeline};
 use paceline_ddp::{Ddp, DdpError, device};
 use paceline_usage::busy::{BusyTime, Interval};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
+use crate::spans::{self, Kind, Notes, Spans, SpansRecord};
 
 /// A rank's report to rank 0 on a time window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Window {
     end_ns: u64,
     idle: Vec<Interval>,
+    spans: Vec<Spans>,
 }
 
 /// A rank's report to rank 0 at the end.
@@ -43,10 +45,13 @@ pub(crate) struct DeviceTotals {
     pub(crate) held_bytes: Option<u64>,
 }
 
-/// Collects the idle intervals of this rank, and on rank 0 those of all ranks.
+/// Collects the idle intervals of this rank and the spans of a few steps, and on rank 0 those of all ranks.
 pub(crate) struct Observer {
     origin: Instant,
     idle: Vec<Interval>,
+    /// Of the step that runs, if its spans are kept.
+    notes: Option<Notes>,
+    spans: Vec<Spans>,
     totals: RankTotals,
     window_start_ns: u64,
     usage: BusyTime,
@@ -64,6 +69,8 @@ impl Observer {
         Ok(Self {
             origin: Instant::now(),
             idle: Vec::new(),
+            notes: None,
+            spans: Vec::new(),
             totals: RankTotals {
                 waited_for_ranks_ns: 0,
                 waited_for_data_ns: 0,
@@ -81,10 +88,13 @@ impl Observer {
         self.origin
     }
 
-    /// Notes that the rank waited for data.
-    pub(crate) fn waited_for_data(&mut self, start: Instant, end: Instant) {
-        self.totals.waited_for_data_ns += nanos(end - start);
-        self.note(start, end);
+    /// Begins a step, and notes that the rank has waited for its data since `asked`.
+    pub(crate) fn begin_step(&mut self, asked: Instant, keeps_spans: bool) {
+        let now = Instant::now();
+        self.notes = keeps_spans.then(Notes::new);
+        self.did(Kind::Data, asked, now);
+        self.totals.waited_for_data_ns += nanos(now - asked);
+        self.note(asked, now);
     }
 
     /// Notes that the rank waited for other ranks.
@@ -93,11 +103,36 @@ impl Observer {
         self.note(start, end);
     }
 
-    /// Notes a step's waits.
-    pub(crate) fn step(&mut self, timeline: &Timeline) {
+    /// Notes the passes and waits of a step that all ranks have just reduced.
+    pub(crate) fn reduced(&mut self, timeline: &Timeline) {
+        for span in &timeline.spans {
+            let kind = match span.activity {
+                Activity::Forward => Kind::Forward,
+                Activity::Backward => Kind::Backward,
+            };
+            self.did(kind, span.start, span.end);
+        }
         for (start, end) in timeline.waits() {
+            self.did(Kind::Wait, start, end);
             self.waited_for_ranks(start, end);
         }
+        if let Some(notes) = &mut self.notes {
+            notes.reduced();
+        }
+    }
+
+    /// Notes what the rank did in the step, if the step's spans are kept.
+    pub(crate) fn did(&mut self, kind: Kind, start: Instant, end: Instant) {
+        if let Some(notes) = &mut self.notes {
+            notes.add(kind, start, end);
+        }
+    }
+
+    /// Ends a step; `step` are done with it.
+    pub(crate) fn end_step(&mut self, step: u64, group: &ProcessGroup) {
+        let notes = self.notes.take();
+        let node = group.env().node_rank;
+        self.spans.extend(notes.map(|notes| notes.done(step, node)));
     }
 
     fn note(&mut self, start: Instant, end: Instant) {
@@ -107,24 +142,30 @@ impl Observer {
         });
     }
 
-    /// Ends a window and adds all ranks' idle intervals to the usage. Called once per epoch to bound memory.
+    /// Ends a window: adds all ranks' idle intervals to the usage, and returns the spans of all ranks in the steps that have ended.
+    /// Called once per epoch to bound memory.
     ///
     /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
     pub(crate) fn close_window(
         &mut self,
         ddp: &mut Ddp,
         group: &ProcessGroup,
-    ) -> Result<(), TrainError> {
+    ) -> Result<Vec<SpansRecord>, TrainError> {
         let start = Instant::now();
         let mine = Window {
             end_ns: nanos(self.origin.elapsed()),
             idle: std::mem::take(&mut self.idle),
+            spans: std::mem::take(&mut self.spans),
         };
         let bytes = serde_json::to_vec(&mine).expect("numbers always encode");
         let all = all_gather(ddp, group, &bytes)?;
-        let windows: Vec<Window> = all
+        let mut windows: Vec<Window> = all
             .iter()
             .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())
+            .collect();
+        let spans = windows.iter_mut();
+        let spans: Vec<_> = spans
+            .map(|window| std::mem::take(&mut window.spans))
             .collect();
         let end_ns = windows
             .iter()
@@ -149,7 +190,7 @@ impl Observer {
         self.usage.add(window, &idle);
         self.window_start_ns = end_ns;
         self.totals.waited_for_ranks_ns += nanos(start.elapsed());
-        Ok(())
+        Ok(spans::records(&spans))
     }
 
     /// Goes on with the ranks that are left, or with new ones. Usage and time begin anew.
@@ -158,6 +199,8 @@ impl Observer {
         self.origin = Instant::now();
         self.window_start_ns = 0;
         self.idle.clear();
+        self.notes = None;
+        self.spans.clear();
     }
 
     /// All ranks' usage.

@@ -42,6 +42,7 @@ use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
+use crate::spans::{Kind, is_kept};
 use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 use best::Best;
@@ -407,7 +408,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             let done = match next {
                 Some(item) => {
                     let (plan, batch) = item.map_err(loader_error)?;
-                    self.observer.waited_for_data(asked, Instant::now());
+                    let steps = self.batches.steps_per_epoch();
+                    let keeps_spans = is_kept(plan.step_in_epoch, steps);
+                    self.observer.begin_step(asked, keeps_spans);
                     let loaded = Loaded {
                         shards: shards.clone(),
                         batch,
@@ -508,7 +511,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.follow()?;
         let loss = reduced.loss as f32;
         let verdict = self.judge(&reduced)?;
-        self.observer.step(&reduced.timeline);
+        self.observer.reduced(&reduced.timeline);
         let lr = self.schedule.rate(self.step);
         let Reduced {
             grads,
@@ -523,6 +526,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let optimizing = Instant::now();
         let net = self.optimizer.step(lr, net, grads)?;
         self.net = Some(self.ddp.average(net)?);
+        self.observer
+            .did(Kind::Optimizer, optimizing, Instant::now());
         if self.config.trace == Some(self.step) {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;
@@ -584,6 +589,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             self.has_to_save = false;
             self.save(&plan.after)?;
         }
+        self.observer.end_step(self.step, &self.group);
         self.admit(&plan.after)
     }
 
@@ -677,8 +683,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             metrics.write(&record)?;
         }
         self.flush_metrics()?;
-        self.observer.close_window(&mut self.ddp, &self.group)?;
-        self.follow()?;
+        self.close_window()?;
         self.progress.epoch_sums = [0.0; 2];
         self.epoch_predictions = 0.0;
         self.epoch_skipped = 0;
@@ -686,8 +691,19 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         Ok(())
     }
 
+    /// Tells rank 0 what all ranks have done since the last time.
+    fn close_window(&mut self) -> Result<(), TrainError> {
+        let spans = self.observer.close_window(&mut self.ddp, &self.group)?;
+        self.follow()?;
+        match &mut self.metrics {
+            Some(metrics) => spans.iter().try_for_each(|record| metrics.write(record)),
+            None => Ok(()),
+        }
+    }
+
     /// Nothing, if no data is held out.
     fn evaluate(&mut self) -> Result<Option<HeldOut>, TrainError> {
+        let start = Instant::now();
         self.group.set_phase(Phase::Evaluation, self.step);
         // It may take long, and others look at the steps so far.
         self.flush_metrics()?;
@@ -711,6 +727,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             group,
         )?;
         self.follow()?;
+        self.observer.did(Kind::Evaluation, start, Instant::now());
         check_classes(&sums.confusion, self.task.classes().len())?;
         let held_out = HeldOut::new(sums.mean_loss(), self.task.metrics(&sums))?;
         self.confusion = sums.confusion;
@@ -730,10 +747,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             held_out,
         };
         self.console.emit(&record);
-        match &mut self.metrics {
-            Some(metrics) => metrics.write(&record),
-            None => Ok(()),
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(&record)?;
         }
+        // A long epoch shows its first spans before it ends.
+        self.close_window()
     }
 
     /// Makes the weights of all ranks one, if they take steps by themselves.
@@ -766,11 +784,14 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         ) -> Result<(), CheckpointError>,
         sampler: &SamplerState,
     ) -> Result<(), TrainError> {
+        let start = Instant::now();
         self.end_round()?;
         // A run resumed from here then has the records of all earlier steps.
         self.flush_metrics()?;
         let checkpoint = checkpoint(&self.net, &self.optimizer, &self.progress, sampler);
-        Ok(save(&mut self.checkpoints, &self.ddp, checkpoint)?)
+        save(&mut self.checkpoints, &self.ddp, checkpoint)?;
+        self.observer.did(Kind::Save, start, Instant::now());
+        Ok(())
     }
 
     fn flush_metrics(&mut self) -> Result<(), TrainError> {
@@ -805,8 +826,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
     }
 
     fn finish(&mut self, hash: &str, position: &SamplerState) -> Result<End, TrainError> {
-        self.observer.close_window(&mut self.ddp, &self.group)?;
-        self.follow()?;
+        self.close_window()?;
         let totals = self
             .observer
             .totals(&mut self.ddp, &self.group, &self.device)?;

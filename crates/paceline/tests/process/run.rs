@@ -99,6 +99,17 @@ fn metrics_have_a_record_for_every_step_and_epoch_and_one_at_the_end() {
     let records = metrics(&folder.path().join("run"));
     assert_eq!(steps(&records, "step"), (1..=46).collect::<Vec<u64>>());
     assert_eq!(steps(&records, "epoch"), [23, 46]);
+    assert_eq!(
+        steps(&records, "spans"),
+        [6, 12, 18, 23, 29, 35, 41, 46],
+        "a few steps of each epoch"
+    );
+    let spans = records.iter().rfind(|record| record["kind"] == "spans");
+    let spans = &spans.expect("spans of the last step")["ranks"][0];
+    for kind in ["forward", "backward", "optimizer", "evaluation", "save"] {
+        let mut known = spans.as_array().expect("spans").iter();
+        assert!(known.any(|span| span[0] == kind), "{kind}: {spans}");
+    }
     let end = records.last().expect("a record");
     assert_eq!(end["kind"], "end");
     assert_eq!(end["weights_sha256"], ended.is_well().hash());

@@ -1,0 +1,275 @@
+//! A Gantt chart of a step: a row for each rank, from the spans that the run has recorded.
+
+use std::fmt::Write as _;
+
+use paceline_usage::Lang;
+use serde::Deserialize;
+
+use crate::chart::{Axis, Scale, number};
+use crate::words::{self, Word};
+
+/// Most rows: of more ranks, the half that worked longest and the half that worked least are drawn.
+pub(crate) const ROWS_MAX: usize = 16;
+
+const WIDTH: f64 = 640.0;
+const LEFT: f64 = 72.0;
+const RIGHT: f64 = 12.0;
+const ROW: f64 = 26.0;
+const BAR: f64 = 18.0;
+const BOTTOM: f64 = 38.0;
+
+/// What a rank does, with its word and the number of its colour.
+const KINDS: [(Kind, Word, usize); 7] = [
+    (Kind::Data, words::DATA, 6),
+    (Kind::Forward, words::FORWARD, 0),
+    (Kind::Backward, words::BACKWARD, 3),
+    (Kind::Wait, words::WAITS, 1),
+    (Kind::Optimizer, words::OPTIMIZER, 2),
+    (Kind::Evaluation, words::EVALUATION, 5),
+    (Kind::Save, words::CHECKPOINT, 7),
+];
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Data,
+    Forward,
+    Backward,
+    Wait,
+    Optimizer,
+    Evaluation,
+    Save,
+    /// Of a later version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A span with its begin and end in seconds.
+type Span = (Kind, f64, f64);
+
+/// What the ranks did in one step.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Spans {
+    pub(crate) step: u64,
+    ranks: Vec<Vec<Span>>,
+}
+
+impl Spans {
+    /// Whether it can be drawn: there are spans, and none ends before it begins.
+    pub(crate) fn is_sound(&self) -> bool {
+        let is_sound = |(_, start, end): &Span| 0.0 <= *start && start <= end && end.is_finite();
+        let mut spans = self.ranks.iter().flatten().peekable();
+        spans.peek().is_some() && spans.all(is_sound)
+    }
+
+    /// Whether nothing follows the optimizer in it.
+    pub(crate) fn is_plain(&self) -> bool {
+        let follows = |(kind, ..): &Span| matches!(kind, Kind::Evaluation | Kind::Save);
+        !self.ranks.iter().flatten().any(follows)
+    }
+
+    /// How long each rank worked, up to the end of the optimizer's step: what it did not wait for others.
+    ///
+    /// Ranks without spans are left out.
+    fn worked(&self) -> Vec<(usize, f64)> {
+        let in_step = |(kind, ..): &&Span| !matches!(kind, Kind::Evaluation | Kind::Save);
+        let worked = |spans: &[Span]| {
+            let spans = || spans.iter().filter(in_step);
+            let start = spans().map(|(_, start, _)| *start).reduce(f64::min)?;
+            let end = spans().map(|(.., end)| *end).reduce(f64::max)?;
+            let waits = spans().filter(|(kind, ..)| *kind == Kind::Wait);
+            let waited: f64 = waits.map(|(_, start, end)| end - start).sum();
+            Some((end - start - waited).max(0.0))
+        };
+        let ranks = self.ranks.iter().enumerate();
+        ranks
+            .filter_map(|(rank, spans)| Some((rank, worked(spans)?)))
+            .collect()
+    }
+
+    /// The ranks that are drawn, in order.
+    fn rows(&self) -> Vec<usize> {
+        let mut worked = self.worked();
+        worked.sort_by(|one, other| other.1.total_cmp(&one.1));
+        if worked.len() > ROWS_MAX {
+            worked.drain(ROWS_MAX / 2..worked.len() - ROWS_MAX / 2);
+        }
+        let mut rows: Vec<usize> = worked.into_iter().map(|(rank, _)| rank).collect();
+        rows.sort_unstable();
+        rows
+    }
+
+    /// The rank that worked longest, its time, and the mean of the others.
+    fn slowest(&self) -> Option<(usize, f64, f64)> {
+        let worked = self.worked();
+        let (rank, most) = *worked
+            .iter()
+            .max_by(|one, other| one.1.total_cmp(&other.1))?;
+        let others = worked.iter().filter(|(other, _)| *other != rank);
+        let sum: f64 = others.map(|(_, worked)| worked).sum();
+        (worked.len() > 1).then(|| (rank, most, sum / (worked.len() - 1) as f64))
+    }
+}
+
+/// The chart as a figure of a page.
+pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
+    let title = words::STEP_OF_RANKS.of(lang);
+    let title = title.replace("{}", &paceline_usage::figures::thousands(spans.step));
+    let drawn = |kind: Kind| spans.ranks.iter().flatten().any(|span| span.0 == kind);
+    let keys = KINDS.iter().filter(|(kind, ..)| drawn(*kind));
+    let keys: String = keys
+        .map(|(_, word, color)| {
+            let word = word.of(lang);
+            format!("<span><span class=\"key c{color}\"></span>{word}</span> ")
+        })
+        .collect();
+    let mut notes = Vec::new();
+    if let Some((rank, worked, others)) = spans.slowest() {
+        let text = words::SLOWEST_RANK.of(lang);
+        let text = text.replacen("{}", &rank.to_string(), 1);
+        let text = text.replacen("{}", &milliseconds(worked), 1);
+        notes.push(text.replacen("{}", &milliseconds(others), 1));
+    }
+    let ranks = spans.ranks.iter().filter(|spans| !spans.is_empty()).count();
+    if ranks > ROWS_MAX {
+        let text = words::ROWS_LEFT_OUT.of(lang);
+        let text = text.replacen("{}", &ranks.to_string(), 1);
+        notes.push(text.replace("{}", &(ROWS_MAX / 2).to_string()));
+    }
+    let svg = draw(spans, &title, lang);
+    let notes = notes.join(" ");
+    format!(
+        "<figure><figcaption>{title}</figcaption><p class=\"keys\">{keys}</p>{svg}<p>{notes}</p></figure>\n"
+    )
+}
+
+fn milliseconds(seconds: f64) -> String {
+    number((seconds * 1e5).round() / 1e2)
+}
+
+fn draw(spans: &Spans, title: &str, lang: Lang) -> String {
+    let rows = spans.rows();
+    let slowest = spans.slowest().map(|(rank, ..)| rank);
+    let of_rows = || rows.iter().flat_map(|rank| &spans.ranks[*rank]);
+    let last = of_rows().map(|(.., end)| *end).fold(0.0, f64::max);
+    let times = Axis::over(0.0, last * 1e3, Scale::FromZero);
+    let x = |seconds: f64| LEFT + times.at(seconds * 1e3) * (WIDTH - LEFT - RIGHT);
+    let floor = ROW * rows.len() as f64;
+    let height = floor + BOTTOM;
+    let mut svg =
+        format!(r#"<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">"#);
+    for mark in times.marks() {
+        let at = x(mark / 1e3);
+        let _ = write!(
+            svg,
+            r#"<path class="grid" d="M{at:.1} 0V{floor}"/><text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            floor + 18.0,
+            number(mark)
+        );
+    }
+    let _ = write!(
+        svg,
+        r#"<text x="{:.1}" y="{:.1}" text-anchor="end">ms</text>"#,
+        WIDTH - RIGHT,
+        height - 3.0
+    );
+    for (row, rank) in rows.iter().enumerate() {
+        let top = ROW * row as f64 + (ROW - BAR) / 2.0;
+        let class = if slowest == Some(*rank) {
+            r#" class="slowest""#
+        } else {
+            ""
+        };
+        let _ = write!(
+            svg,
+            r#"<text{class} x="{:.1}" y="{:.1}" text-anchor="end">{} {rank}</text>"#,
+            LEFT - 6.0,
+            top + BAR - 5.0,
+            words::RANK.of(lang)
+        );
+        // Waits may lie within passes.
+        for (kind, start, end) in &spans.ranks[*rank] {
+            let known = KINDS.iter().find(|(other, ..)| other == kind);
+            let Some((_, word, color)) = known else {
+                continue;
+            };
+            let (left, right) = (x(*start), x(*end));
+            let _ = write!(
+                svg,
+                r#"<rect class="span c{color}" x="{left:.1}" y="{top}" width="{:.1}" height="{BAR}"><title>{} {} ms</title></rect>"#,
+                (right - left).max(0.4),
+                word.of(lang),
+                milliseconds(end - start)
+            );
+        }
+    }
+    svg + "</svg>"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spans(ranks: &[&[(&str, f64, f64)]]) -> Spans {
+        let line = serde_json::json!({ "kind": "spans", "step": 1_234, "ranks": ranks });
+        serde_json::from_value(line).expect("spans")
+    }
+
+    #[test]
+    fn the_rank_that_the_others_wait_for_is_named() {
+        let quick = [
+            ("data", 0.0, 0.001),
+            ("forward", 0.001, 0.004),
+            ("wait", 0.004, 0.010),
+            ("optimizer", 0.010, 0.011),
+        ];
+        let slow = [
+            ("data", 0.0, 0.001),
+            ("forward", 0.001, 0.010),
+            ("optimizer", 0.010, 0.011),
+            ("save", 0.011, 9.0),
+        ];
+        let spans = spans(&[&quick, &[], &slow]);
+        assert!(spans.is_sound() && !spans.is_plain());
+        let html = figure(&spans, Lang::En);
+        assert!(
+            html.contains("Rank 2 worked longest: 11 ms, the others 5 ms on average."),
+            "{html}"
+        );
+        assert!(
+            html.contains(">rank 0<") && html.contains(r#"class="slowest""#),
+            "{html}"
+        );
+        assert!(!html.contains(">rank 1<"), "{html}");
+        assert!(html.contains("<title>waiting 6 ms</title>"), "{html}");
+        assert!(html.contains("step 1,234"), "{html}");
+    }
+
+    #[test]
+    fn of_many_ranks_the_slowest_and_the_fastest_are_drawn() {
+        let rows: Vec<Vec<(&str, f64, f64)>> = (1..=100)
+            .map(|rank| vec![("forward", 0.0, f64::from(rank) / 1e3)])
+            .collect();
+        let rows: Vec<&[_]> = rows.iter().map(Vec::as_slice).collect();
+        let spans = spans(&rows);
+        let expected: Vec<usize> = (0..8).chain(92..100).collect();
+        assert_eq!(spans.rows(), expected);
+        let html = figure(&spans, Lang::En);
+        assert_eq!(html.matches("<rect").count(), ROWS_MAX);
+        assert!(html.contains("Of 100 ranks"), "{html}");
+    }
+
+    #[test]
+    fn damaged_spans_are_refused_and_unknown_ones_left_out() {
+        assert!(!spans(&[]).is_sound());
+        assert!(!spans(&[&[("data", 1.0, 0.5)]]).is_sound());
+        assert!(!spans(&[&[("data", -1.0, 0.5)]]).is_sound());
+        let later = spans(&[&[("dream", 0.0, 0.5), ("data", 0.5, 1.0)]]);
+        assert!(later.is_sound());
+        let html = figure(&later, Lang::Ko);
+        assert_eq!(html.matches("<rect").count(), 1, "{html}");
+        let still = spans(&[&[("data", 0.0, 0.0)]]);
+        assert!(!figure(&still, Lang::En).contains("NaN"));
+    }
+}
