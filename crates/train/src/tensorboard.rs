@@ -95,11 +95,9 @@ impl Events {
         events.write(step, |event| {
             event.message(field::EVENT_SESSION_LOG, &session)
         })?;
-        let lines = lines.split_inclusive(|byte| *byte == b'\n').rev();
-        let again: Vec<_> = lines
-            .take_while(|line| key(line).is_some_and(|(_, at)| at >= step))
-            .collect();
-        let mut again = again.into_iter().rev();
+        // An epoch's spans follow it, with the steps in which they were noted.
+        let lines = lines.split_inclusive(|byte| *byte == b'\n');
+        let mut again = lines.filter(|line| key(line).is_some_and(|(_, at)| at >= step));
         again.try_for_each(|line| events.add(line))?;
         Ok(events)
     }
