@@ -50,7 +50,7 @@ type Span = (Kind, f64, f64);
 
 /// What the ranks did in one step.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Spans {
+pub struct Spans {
     pub(crate) step: u64,
     ranks: Vec<Vec<Span>>,
 }

@@ -18,5 +18,6 @@ pub use chart::{Axis, Line, Scale, escaped, number};
 pub use charts::{Chart, charts};
 pub use curve::{Curve, Piece};
 pub use error::ReportError;
+pub use gantt::Spans;
 pub use page::{RUNS_MAX, document, page, sections, table};
 pub use run::{End, Incident, RankEnd, Run, Seen, Start, Straggler, runs_below};

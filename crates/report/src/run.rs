@@ -108,9 +108,9 @@ pub struct Seen {
     /// Lines that are no records.
     pub unread: u64,
     /// What the ranks did in the last step that is known and had neither evaluation nor checkpoint.
-    pub(crate) plain_step: Option<Spans>,
+    pub plain_step: Option<Spans>,
     /// In the last one that had.
-    pub(crate) saved_step: Option<Spans>,
+    pub saved_step: Option<Spans>,
     /// How it ended; nothing while it trains, and of a run that was cut off.
     pub end: Option<End>,
 }
