@@ -163,7 +163,7 @@ impl Checkpoints {
         })
     }
 
-    /// Sets how many of the newest checkpoints are kept, at least 1, besides the [best](Checkpoint::best). Default: 3.
+    /// Sets how many of the newest checkpoints are kept, at least 1, besides the [best](Checkpoint::best_step). Default: 3.
     #[must_use]
     pub fn keep(mut self, keep: usize) -> Self {
         self.files.keep = keep;
