@@ -71,7 +71,7 @@ pub fn charts<'a>(runs: &[&'a Seen], lang: Lang) -> Vec<Chart<'a>> {
     for name in names {
         let title = match name {
             ACCURACY => words::ACCURACY.of(lang).to_owned(),
-            name => words::METRIC.of(lang).replace("{}", name),
+            name => words::METRIC.filled(lang, &[name]),
         };
         let lines = of(&|run| run.metric(name), true);
         charts.push(chart(&title, Scale::Fitted, lines));

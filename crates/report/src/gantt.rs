@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use paceline_usage::Lang;
+use paceline_usage::figures::thousands;
 use serde::Deserialize;
 
 use crate::chart::{Axis, Scale, number};
@@ -114,8 +115,7 @@ impl Spans {
 
 /// The chart as a figure of a page.
 pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
-    let title = words::STEP_OF_RANKS.of(lang);
-    let title = title.replace("{}", &paceline_usage::figures::thousands(spans.step));
+    let title = words::STEP_OF_RANKS.filled(lang, &[&thousands(spans.step)]);
     let drawn = |kind: Kind| spans.ranks.iter().flatten().any(|span| span.0 == kind);
     let keys = KINDS.iter().filter(|(kind, ..)| drawn(*kind));
     let keys: String = keys
@@ -126,16 +126,14 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
         .collect();
     let mut notes = Vec::new();
     if let Some((rank, worked, others)) = spans.slowest() {
-        let text = words::SLOWEST_RANK.of(lang);
-        let text = text.replacen("{}", &rank.to_string(), 1);
-        let text = text.replacen("{}", &milliseconds(worked), 1);
-        notes.push(text.replacen("{}", &milliseconds(others), 1));
+        let times = [worked, others].map(milliseconds);
+        let values = [&*rank.to_string(), &*times[0], &*times[1]];
+        notes.push(words::SLOWEST_RANK.filled(lang, &values));
     }
     let ranks = spans.ranks.iter().filter(|spans| !spans.is_empty()).count();
     if ranks > ROWS_MAX {
-        let text = words::ROWS_LEFT_OUT.of(lang);
-        let text = text.replacen("{}", &ranks.to_string(), 1);
-        notes.push(text.replace("{}", &(ROWS_MAX / 2).to_string()));
+        let half = (ROWS_MAX / 2).to_string();
+        notes.push(words::ROWS_LEFT_OUT.filled(lang, &[&ranks.to_string(), &half, &half]));
     }
     let svg = draw(spans, &title, lang);
     let notes = notes.join(" ");

@@ -172,10 +172,9 @@ impl Page<'_> {
     fn classes(&self, run: &Run) -> String {
         let best = run.seen.end.as_ref().and_then(|end| end.best.as_ref());
         let best = best.map_or(String::new(), |best| {
-            let text = self.word(words::BEST_EPOCH);
-            let text = text.replacen("{}", &thousands(best.epoch), 1);
-            let text = text.replacen("{}", &escaped(&best.monitor), 1);
-            let text = text.replacen("{}", &best.value.map_or("–".into(), number), 1);
+            let value = best.value.map_or("–".into(), number);
+            let values = [&*thousands(best.epoch), &*escaped(&best.monitor), &*value];
+            let text = words::BEST_EPOCH.filled(self.lang, &values);
             format!("<p>{text}{}</p>\n", self.of_run(run))
         });
         let classes = run.seen.end.iter().flat_map(|end| &end.classes);
@@ -301,7 +300,7 @@ impl Page<'_> {
                 .map_or(String::new(), |name| format!("{name}: "));
             if run.seen.incidents_left_out > 0 {
                 let count = thousands(run.seen.incidents_left_out);
-                let more = self.word(words::MORE).replace("{}", &count);
+                let more = words::MORE.filled(self.lang, &[&count]);
                 let _ = writeln!(items, "<li>{name}{more}</li>");
             }
             for incident in &run.seen.incidents {
@@ -313,7 +312,7 @@ impl Page<'_> {
             }
             if run.seen.unread > 0 {
                 let count = thousands(run.seen.unread);
-                let unread = self.word(words::UNREAD).replace("{}", &count);
+                let unread = words::UNREAD.filled(self.lang, &[&count]);
                 let _ = writeln!(items, "<li>{name}{unread}</li>");
             }
         }

@@ -540,10 +540,9 @@ impl Incident {
                 step,
                 &format!("{} {}", words::WENT_BACK.of(lang), thousands(*to)),
             ),
-            Self::Resumed { step, ranks } => at(
-                step,
-                &words::RESUMED.of(lang).replace("{}", &ranks.to_string()),
-            ),
+            Self::Resumed { step, ranks } => {
+                at(step, &words::RESUMED.filled(lang, &[&ranks.to_string()]))
+            }
             Self::Ranks { step, before, now } => at(
                 step,
                 &format!("{} {before} → {now}", words::RANKS_NOW.of(lang)),
@@ -552,9 +551,8 @@ impl Incident {
                 at(step, &format!("{} {signal}", words::STOPPED.of(lang)))
             }
             Self::Slow(slow) => {
-                let text = words::SLOW.of(lang);
-                let text = text.replacen("{}", &format!("{:.4}", slow.seconds), 1);
-                let text = text.replacen("{}", &format!("{:.4}", slow.others_seconds), 1);
+                let times = [slow.seconds, slow.others_seconds].map(|time| format!("{time:.4}"));
+                let text = words::SLOW.filled(lang, &[&times[0], &times[1]]);
                 format!("{} {}: {text}", words::RANK.of(lang), slow.rank)
             }
         }

@@ -15,6 +15,18 @@ impl Word {
             Lang::Ko => self.1,
         }
     }
+
+    /// The text with these values in the places of `{}`, in their order.
+    #[must_use]
+    pub fn filled(self, lang: Lang, values: &[&str]) -> String {
+        let mut parts = self.of(lang).split("{}");
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for (value, part) in values.iter().zip(parts) {
+            text += value;
+            text += part;
+        }
+        text
+    }
 }
 
 /// The table of words, and for tests the list of them.

@@ -105,7 +105,7 @@ impl Pages {
                 encoded(&name),
                 escaped(&name)
             );
-            let written = age(&folder).map(|age| self.word(words::AGO).replace("{}", &clock(age)));
+            let written = age(&folder).map(|age| words::AGO.filled(self.lang, &[&clock(age)]));
             vec![link, written.unwrap_or_default()]
         };
         let rows: Vec<Vec<String>> = self.folders().into_iter().map(row).collect();

@@ -73,7 +73,7 @@ impl Frame<'_> {
             Zoom::Whole => self.state.word(words::WHOLE).to_owned(),
             zoom => {
                 let share = zoom.percent().to_string();
-                self.state.word(words::LAST_SHARE).replace("{}", &share)
+                words::LAST_SHARE.filled(self.state.lang, &[&share])
             }
         };
         let name = "paceline watch";
@@ -111,7 +111,7 @@ impl Frame<'_> {
 
     fn figures(&self, seen: &Seen) -> Vec<String> {
         let word = |word: Word| self.state.word(word);
-        let filled = |text: Word, value: &str| self.state.word(text).replace("{}", value);
+        let filled = |text: Word, value: &str| text.filled(self.state.lang, &[value]);
         let mut figures = Vec::new();
         let steps = thousands(seen.steps);
         match &seen.start {
