@@ -46,6 +46,13 @@ pub(crate) enum Kind {
     Unknown,
 }
 
+impl Kind {
+    /// Whether it follows the optimizer's step.
+    fn follows(self) -> bool {
+        matches!(self, Self::Evaluation | Self::Save)
+    }
+}
+
 /// A span with its begin and end in seconds.
 type Span = (Kind, f64, f64);
 
@@ -66,17 +73,15 @@ impl Spans {
 
     /// Whether nothing follows the optimizer in it.
     pub(crate) fn is_plain(&self) -> bool {
-        let follows = |(kind, ..): &Span| matches!(kind, Kind::Evaluation | Kind::Save);
-        !self.ranks.iter().flatten().any(follows)
+        !self.ranks.iter().flatten().any(|(kind, ..)| kind.follows())
     }
 
     /// How long each rank worked, up to the end of the optimizer's step: what it did not wait for others.
     ///
     /// Ranks without spans are left out.
     fn worked(&self) -> Vec<(usize, f64)> {
-        let in_step = |(kind, ..): &&Span| !matches!(kind, Kind::Evaluation | Kind::Save);
         let worked = |spans: &[Span]| {
-            let spans = || spans.iter().filter(in_step);
+            let spans = || spans.iter().filter(|(kind, ..)| !kind.follows());
             let start = spans().map(|(_, start, _)| *start).reduce(f64::min)?;
             let end = spans().map(|(.., end)| *end).reduce(f64::max)?;
             let waits = spans().filter(|(kind, ..)| *kind == Kind::Wait);
@@ -125,7 +130,8 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
         })
         .collect();
     let mut notes = Vec::new();
-    if let Some((rank, worked, others)) = spans.slowest() {
+    let slowest = spans.slowest();
+    if let Some((rank, worked, others)) = slowest {
         let times = [worked, others].map(milliseconds);
         let values = [&*rank.to_string(), &*times[0], &*times[1]];
         notes.push(words::SLOWEST_RANK.filled(lang, &values));
@@ -135,7 +141,7 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
         let half = (ROWS_MAX / 2).to_string();
         notes.push(words::ROWS_LEFT_OUT.filled(lang, &[&ranks.to_string(), &half, &half]));
     }
-    let svg = draw(spans, &title, lang);
+    let svg = draw(spans, slowest.map(|(rank, ..)| rank), &title, lang);
     let notes = notes.join(" ");
     format!(
         "<figure><figcaption>{title}</figcaption><p class=\"keys\">{keys}</p>{svg}<p>{notes}</p></figure>\n"
@@ -146,9 +152,8 @@ fn milliseconds(seconds: f64) -> String {
     number((seconds * 1e5).round() / 1e2)
 }
 
-fn draw(spans: &Spans, title: &str, lang: Lang) -> String {
+fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> String {
     let rows = spans.rows();
-    let slowest = spans.slowest().map(|(rank, ..)| rank);
     let of_rows = || rows.iter().flat_map(|rank| &spans.ranks[*rank]);
     let last = of_rows().map(|(.., end)| *end).fold(0.0, f64::max);
     let times = Axis::over(0.0, last * 1e3, Scale::FromZero);
@@ -174,10 +179,9 @@ fn draw(spans: &Spans, title: &str, lang: Lang) -> String {
     );
     for (row, rank) in rows.iter().enumerate() {
         let top = ROW * row as f64 + (ROW - BAR) / 2.0;
-        let class = if slowest == Some(*rank) {
-            r#" class="slowest""#
-        } else {
-            ""
+        let class = match slowest == Some(*rank) {
+            true => r#" class="slowest""#,
+            false => "",
         };
         let _ = write!(
             svg,
