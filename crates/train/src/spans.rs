@@ -6,6 +6,9 @@ use std::time::Instant;
 use paceline_rendezvous::monotonic_ns;
 use serde::{Deserialize, Serialize};
 
+/// The kind of the records.
+pub(crate) const RECORD: &str = "spans";
+
 /// Steps of an epoch whose spans are kept; the last one is among them.
 const STEPS_PER_EPOCH: u64 = 4;
 
@@ -153,7 +156,7 @@ fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
     let in_seconds = |(kind, [start, end]): (Kind, [i64; 2])| (kind, seconds(start), seconds(end));
     let rows = rows.into_iter();
     SpansRecord {
-        kind: "spans",
+        kind: RECORD,
         step,
         ranks: rows
             .map(|row| row.into_iter().map(in_seconds).collect())

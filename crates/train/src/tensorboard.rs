@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::protobuf::Message;
 use crate::run_dir::key;
+use crate::spans;
 
 /// TensorBoard finds files by it, and shows each folder that has one as a run.
 const PREFIX: &str = "events.out.tfevents.";
@@ -95,9 +96,14 @@ impl Events {
         events.write(step, |event| {
             event.message(field::EVENT_SESSION_LOG, &session)
         })?;
-        // An epoch's spans follow it, with the steps in which they were noted.
-        let lines = lines.split_inclusive(|byte| *byte == b'\n');
-        let mut again = lines.filter(|line| key(line).is_some_and(|(_, at)| at >= step));
+        let lines = lines.split_inclusive(|byte| *byte == b'\n').rev();
+        // The spans of earlier steps may follow; they have no events.
+        let again: Vec<_> = lines
+            .take_while(|line| {
+                key(line).is_some_and(|(kind, at)| at >= step || kind == spans::RECORD)
+            })
+            .collect();
+        let mut again = again.into_iter().rev();
         again.try_for_each(|line| events.add(line))?;
         Ok(events)
     }

@@ -217,6 +217,27 @@ fn a_run_that_goes_back_or_loses_rank_0_shows_each_step_once() {
 }
 
 #[test]
+fn spans_of_earlier_steps_do_not_hide_the_steps_before_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path();
+    let spans = |of: u64| serde_json::json!({ "kind": "spans", "step": of, "ranks": [] });
+    let mut lost = Metrics::open(run, None, &[]).expect("open");
+    let mut understudy = Metrics::understudy(run);
+    let lines = [step(1, 1.0), step(2, 1.0), step(3, 1.0), spans(1)];
+    for line in &lines {
+        lost.write(line).expect("write");
+        understudy.write(line).expect("kept");
+    }
+    lost.flush().expect("flush");
+    // Lost before it has written this one, from whose step on events are written again.
+    understudy.write(&spans(3)).expect("kept");
+    understudy.take_over(3).expect("take over");
+    understudy.flush().expect("flush");
+    let losses = &shown(run)["train/loss"];
+    assert_eq!(losses[..], [(1, 1.0), (2, 1.0), (3, 1.0)]);
+}
+
+#[test]
 fn a_run_from_before_there_were_event_files_is_shown_from_its_beginning() {
     let folder = tempfile::tempdir().expect("a folder");
     let lines = [step(1, 1.0), step(2, 1.0)].map(|line| format!("{line}\n"));
