@@ -1,6 +1,7 @@
 //! The training loop of one rank.
 
 mod best;
+mod epoch;
 mod judge;
 mod losses;
 mod shards;
@@ -24,20 +25,16 @@ use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
 use serde::{Deserialize, Serialize};
 
-use crate::classes::{check_classes, confused, figures};
+use crate::classes::{confused, figures};
 use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
 use crate::console::{Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
-use crate::evaluate::evaluate;
 use crate::language::{GptCuts, Text};
 use crate::layout::{Cuts, Layout, Whole};
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
-use crate::records::{
-    EpochRecord, EvaluationRecord, Figure, HELD_OUT_LOSS, HeldOut, StartRecord, StepRecord,
-    StoppedRecord,
-};
+use crate::records::{StartRecord, StepRecord, StoppedRecord};
 use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
@@ -46,6 +43,7 @@ use crate::spans::{Kind, is_kept};
 use crate::stages::{PipelineReport, Stages, equal_stages};
 use crate::task::{Part, TrainTask, Unit};
 use best::Best;
+pub(crate) use epoch::monitored;
 use judge::{Numbers, Policy, Row, Verdict, judge};
 use shards::Loaded;
 pub(crate) use shards::{RankBatch, of_shard, run_shard};
@@ -221,20 +219,6 @@ struct Trainer<'a, T: TrainTask> {
     has_to_save: bool,
     /// Ranks go on, or leave their state, if rank 0 is lost.
     outlives_rank_0: bool,
-}
-
-/// The figure that epochs are compared by.
-///
-/// *Errors*: there is none of that name.
-pub(crate) fn monitored(held_out: &HeldOut, monitor: &str) -> Result<Figure, TrainError> {
-    held_out.figure(monitor).ok_or_else(|| {
-        let names = held_out.metrics.iter().map(|metric| metric.name);
-        let names: Vec<&str> = [HELD_OUT_LOSS].into_iter().chain(names).collect();
-        TrainError::usage(
-            format!("`monitor` is {monitor}, which is no figure of the held-out data"),
-            format!("choose --monitor from {}", names.join(", ")),
-        )
-    })
 }
 
 /// The state of a trainer that is at this position in the data.
@@ -645,113 +629,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Some(replicas) => replicas.step(&mut self.ddp, net, run),
             None => self.ddp.step(net, run),
         }
-    }
-
-    fn end_epoch(&mut self, plan: &StepPlan) -> Result<(), TrainError> {
-        let seconds = self.epoch_start.elapsed().as_secs_f64();
-        let held_out = self.evaluate()?;
-        if let Some(held_out) = &held_out {
-            let figure = monitored(held_out, &self.config.monitor)?;
-            (self.progress.best).take_in(plan.epoch + 1, self.step, figure);
-        }
-        let per_second = self.epoch_predictions / seconds;
-        let epoch = report::Epoch {
-            epoch: plan.epoch as usize + 1,
-            epochs: self.config.epochs,
-            train_loss: match self.progress.epoch_sums {
-                [sum, weight] if weight > 0.0 => sum / weight,
-                _ => 0.0,
-            },
-            held_out: held_out.clone(),
-            per_second,
-            unit: T::UNIT.name(),
-        };
-        self.console.print(&epoch.render());
-        let [samples_per_second, tokens_per_second] = T::UNIT.split(per_second);
-        let record = EpochRecord {
-            kind: "epoch",
-            step: self.step,
-            epoch: epoch.epoch,
-            train_loss: epoch.train_loss,
-            held_out,
-            samples_per_second,
-            tokens_per_second,
-            skipped_steps: self.may_skip().then_some(self.epoch_skipped),
-        };
-        self.console.emit(&record);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.write(&record)?;
-        }
-        self.flush_metrics()?;
-        self.close_window()?;
-        self.progress.epoch_sums = [0.0; 2];
-        self.epoch_predictions = 0.0;
-        self.epoch_skipped = 0;
-        self.epoch_start = Instant::now();
-        Ok(())
-    }
-
-    /// Tells rank 0 what all ranks have done since the last time.
-    fn close_window(&mut self) -> Result<(), TrainError> {
-        let spans = self.observer.close_window(&mut self.ddp, &self.group)?;
-        self.follow()?;
-        match &mut self.metrics {
-            Some(metrics) => spans.iter().try_for_each(|record| metrics.write(record)),
-            None => Ok(()),
-        }
-    }
-
-    /// Nothing, if no data is held out.
-    fn evaluate(&mut self) -> Result<Option<HeldOut>, TrainError> {
-        let start = Instant::now();
-        self.group.set_phase(Phase::Evaluation, self.step);
-        // It may take long, and others look at the steps so far.
-        self.flush_metrics()?;
-        self.end_round()?;
-        self.ddp.synchronize()?;
-        if self.task.len(Part::HeldOut) == 0 {
-            self.follow()?;
-            return Ok(None);
-        }
-        let net = self.net.as_ref().expect("the model is always put back");
-        let precision = self.config.precision;
-        let stages = self.stages.as_deref_mut();
-        let (ddp, group) = (&mut self.ddp, &self.group);
-        let sums = evaluate(
-            ddp,
-            &*self.task,
-            net,
-            &self.device,
-            precision,
-            stages,
-            group,
-        )?;
-        self.follow()?;
-        self.observer.did(Kind::Evaluation, start, Instant::now());
-        check_classes(&sums.confusion, self.task.classes().len())?;
-        let held_out = HeldOut::new(sums.mean_loss(), self.task.metrics(&sums))?;
-        self.confusion = sums.confusion;
-        Ok(Some(held_out))
-    }
-
-    fn evaluate_within_epoch(&mut self) -> Result<(), TrainError> {
-        let Some(held_out) = self.evaluate()? else {
-            return Ok(());
-        };
-        let step = self.step;
-        self.console
-            .print(&format!("step {step}   {}", held_out.render()));
-        let record = EvaluationRecord {
-            kind: "evaluation",
-            step,
-            held_out,
-        };
-        self.console.emit(&record);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.write(&record)?;
-        }
-        // A long epoch shows its first spans before it ends.
-        self.close_window()
     }
 
     /// Makes the weights of all ranks one, if they take steps by themselves.
