@@ -48,13 +48,13 @@ impl Writing {
         failed(&self.place)
     }
 
-    /// Makes the files a checkpoint, and removes all but the newest `keep` and the best of each.
+    /// Makes the files a checkpoint, and removes all but the newest `keep` and the best one.
     pub(crate) fn finish(self, keep: usize, state: State) -> Result<PathBuf, CheckpointError> {
         files::seal(self.path(), state).map_err(self.failed())?;
         self.publish(keep)
     }
 
-    /// Puts files that are a checkpoint in its place, which it returns, and removes all but the newest `keep` and the best of each.
+    /// Puts files that are a checkpoint in its place, which it returns, and removes all but the newest `keep` and the best one.
     pub(crate) fn publish(self, keep: usize) -> Result<PathBuf, CheckpointError> {
         let failed = self.failed();
         publish(self.beside, &self.place).map_err(failed)?;
@@ -87,17 +87,15 @@ fn publish(beside: tempfile::TempDir, place: &Path) -> io::Result<()> {
     files::sync_folder(place.parent().unwrap_or(Path::new(".")))
 }
 
-/// Removes all but `written`, the newest others, `keep` together, and the best of each. A failed removal is harmless.
+/// Removes all but `written`, the newest others, `keep` together, and the best one. A failed removal is harmless.
 fn prune(folder: &Path, keep: usize, written: &Path) {
     remove_leftovers(folder);
     // Those of later steps are damaged, or were made before the job went back to an earlier one.
     let mut others = list(folder);
     others.retain(|path| path != written);
-    let mut kept = others.split_off(others.len().saturating_sub(keep.saturating_sub(1)));
-    kept.push(written.to_path_buf());
-    // The job may go back to any of them.
-    let best: Vec<_> = kept.iter().map(|path| files::best_step(path)).collect();
-    others.retain(|old| !best.contains(&Ok(step_of(old))));
+    others.truncate(others.len().saturating_sub(keep.saturating_sub(1)));
+    let best = files::best_step(written).ok().flatten();
+    others.retain(|old| step_of(old) != best);
     for old in others {
         let _ = fs::remove_dir_all(old);
     }

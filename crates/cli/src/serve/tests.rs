@@ -119,6 +119,7 @@ fn a_browser_hears_of_new_steps() {
             "charts",
             "classes",
             "ranks",
+            "steps",
             "incidents",
             "settings"
         ]
