@@ -714,6 +714,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             return Ok(None);
         }
         let net = self.net.as_ref().expect("the model is always put back");
+        let averaged = self.optimizer.averaged(self.config, net)?;
+        let net = averaged.as_ref().unwrap_or(net);
         let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
         let (ddp, group) = (&mut self.ddp, &self.group);
