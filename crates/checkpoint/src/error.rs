@@ -28,6 +28,16 @@ pub enum CheckpointError {
         /// The reason for each.
         reasons: Vec<String>,
     },
+    /// There are fewer checkpoints than are to be averaged.
+    #[error("{} has {found} whole checkpoints, but {count} are to be averaged", path.display())]
+    TooFew {
+        /// The folder.
+        path: PathBuf,
+        /// Those that can be read.
+        found: usize,
+        /// Those asked for.
+        count: usize,
+    },
     /// A checkpoint does not fit the program.
     #[error("checkpoint {} does not fit this program: {what}", path.display())]
     Misfit {
@@ -107,6 +117,9 @@ impl CheckpointError {
             }
             Self::NoneValid { path, .. } => {
                 Some(format!("to start over, move {} away", path.display()))
+            }
+            Self::TooFew { .. } => {
+                Some("average fewer, or train with a larger --keep".into())
             }
             Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space and resume; earlier checkpoints are untouched".into())

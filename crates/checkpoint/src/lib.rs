@@ -35,6 +35,7 @@
 //! the checksums show that the disk lost or changed data later, the previous checkpoint is used. With the feature `object-store`,
 //! [`Checkpoints::upload_to`] keeps a copy in an object store.
 
+mod average;
 mod checkpoint;
 mod checkpoints;
 mod dealt;
@@ -59,6 +60,7 @@ mod share;
 mod snapshot;
 mod tensors;
 
+pub use average::averaged;
 pub use checkpoint::{Checkpoint, write_tensors};
 pub use checkpoints::Checkpoints;
 pub use decide::{by_rank_0, by_rank_0_slowly};

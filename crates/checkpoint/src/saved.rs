@@ -15,6 +15,7 @@ use paceline_ddp::{Ddp, Give, Given, weights};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::average;
 use crate::checkpoint::Checkpoint;
 use crate::decide::by_rank_0;
 use crate::error::CheckpointError;
@@ -389,7 +390,8 @@ fn fit(
     }
 }
 
-/// A saved model by itself, for programs that use it and do not train on.
+/// A saved model by itself, for programs that use it and do not train on: with the averages of its weights, if the optimizer
+/// [keeps some](crate::averaged).
 #[derive(Debug)]
 pub struct SavedModel {
     path: PathBuf,
@@ -432,15 +434,69 @@ impl SavedModel {
         }
     }
 
+    /// The mean of the newest `count` whole checkpoints in `folder`, with what the newest says of itself; `None` if there is no checkpoint.
+    ///
+    /// *Numerics*: sums in f64 from the newest on, rounded once. Tensors of whole numbers are those of the newest.
+    ///
+    /// *Errors*: `TooFew`; `NoneValid` if all are damaged; `Misfit` if two of them are of different models.
+    pub fn mean_of_newest(folder: &Path, count: usize) -> Result<Option<Self>, CheckpointError> {
+        let read = |last| folder::newest_by(&[folder], last, Self::read);
+        let Some(newest) = read(u64::MAX)? else {
+            return Ok(None);
+        };
+        let mut mean = newest.contents;
+        let values = |data: &TensorData| data.iter::<f64>().collect::<Vec<f64>>();
+        let mut sums: Vec<Vec<f64>> = mean.weights.iter().map(|(_, data)| values(data)).collect();
+        let mut last = folder::step_of(&newest.path);
+        for found in 1..count {
+            let before = last.and_then(|step| step.checked_sub(1));
+            let next = before.map(read).transpose()?.flatten();
+            let next = next.ok_or_else(|| CheckpointError::TooFew {
+                path: folder.to_path_buf(),
+                found,
+                count,
+            })?;
+            let [own, other] = [&mean, &next.contents].map(|model| {
+                let tensors = model.weights.iter();
+                tensors.map(|(name, data)| (name, data.shape(), data.dtype()))
+            });
+            if !own.eq(other) {
+                return Err(CheckpointError::Misfit {
+                    path: next.path,
+                    what: format!("its model is not that of {}", mean.path.display()),
+                });
+            }
+            for (sum, (_, data)) in sums.iter_mut().zip(&next.contents.weights) {
+                let values = sum.iter_mut().zip(data.iter::<f64>());
+                values.for_each(|(sum, value)| *sum += value);
+            }
+            last = folder::step_of(&next.path);
+        }
+        for ((_, data), sum) in mean.weights.iter_mut().zip(sums) {
+            if data.dtype().is_float() {
+                let values: Vec<f64> = sum.iter().map(|sum| sum / count as f64).collect();
+                let values = TensorData::new(values, data.shape().to_vec());
+                *data = values.convert_dtype(data.dtype());
+            }
+        }
+        Ok(Some(mean))
+    }
+
     fn read(path: &Path) -> Result<Self, String> {
         let contents = files::read(path)?;
+        let mut averages = average::stored(&contents.optimizers[0])?;
+        let ids = &contents.state.parameters;
         let weights = contents.weights.into_iter().map(|tensor| {
-            let data = tensor.read();
+            let average = ids.get(&tensor.name).and_then(|id| averages.remove(id));
+            let data = average.map_or_else(|| tensor.read(), Ok);
             let data = data.map_err(|error| format!("{}: {error}", tensor.name))?;
             Ok((tensor.name, data))
         });
+        let mut weights = weights.collect::<Result<Vec<_>, String>>()?;
+        // The header's order is lost when it is read.
+        weights.sort_by(|(one, _), (other, _)| one.cmp(other));
         Ok(Self {
-            weights: weights.collect::<Result<_, String>>()?,
+            weights,
             metadata: contents.metadata,
             path: path.to_path_buf(),
         })

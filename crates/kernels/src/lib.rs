@@ -15,7 +15,7 @@
 //! - [`Kernels::softmax`], [`Kernels::cross_entropy`]: probabilities from logits and the loss of a classifier, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
 //! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
-//! - [`AdamW`]: steps of an optimizer.
+//! - [`AdamW`]: steps of an optimizer. [`Kernels::lerp`]: a step of a moving average.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
 
@@ -29,6 +29,7 @@ mod functions;
 mod gemm;
 mod isa;
 mod layer_norm;
+mod lerp;
 mod peak;
 mod pointwise;
 mod product;

@@ -10,7 +10,7 @@
 //!   [`batch_norm_add_relu`] save passes over memory.
 //! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory; [`MuonConfig`]: Burn's Muon, with the same
-//!   bits on any machine.
+//!   bits on any machine; [`Ema`]: a moving average of the weights beside any optimizer.
 //! - [`gpt`]: a language model made of blocks; [`resnet`]: networks for images.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
@@ -21,6 +21,7 @@ mod attention;
 mod block;
 mod checkpoint;
 mod conv;
+mod ema;
 mod failure;
 pub mod gpt;
 mod in_f32;
@@ -44,6 +45,7 @@ pub use attention::attention;
 pub use block::{Block, visited_block, visited_is_shared};
 pub use checkpoint::{CapturedTensor, checkpoint};
 pub use conv::conv2d;
+pub use ema::{Ema, EmaState};
 pub use failure::{BoxError, Failure};
 pub use in_f32::in_f32;
 pub use linear::{WeightGradients, last_linear, linear, product, scores};

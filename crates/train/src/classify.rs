@@ -9,6 +9,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::config::TrainConfig;
+use crate::data::mixup::mix_opposites;
 use crate::data::{self, Dataset, Features, Labels, Schema, Target, Values};
 use crate::error::TrainError;
 use crate::model::{ConvNet, Mlp, Net};
@@ -38,6 +39,8 @@ pub(crate) fn evaluation_images(features: &Features) -> usize {
 pub struct Samples {
     values: Vec<f32>,
     labels: Labels,
+    /// The share of each sample that is its own, if the rest is of its opposite in the batch.
+    mixed: Option<f64>,
 }
 
 impl TrainTask for Dataset {
@@ -202,15 +205,35 @@ impl TrainTask for Dataset {
                 .zip(values.chunks_mut(width))
                 .try_for_each(read)?,
         }
-        let labels = subset.labels(&indices);
-        Ok(Samples { values, labels })
+        let mixup = self.mixup.zip(epoch).zip(indices.first());
+        let mixed = mixup.map(|((mixup, epoch), first)| mixup.share(epoch, *first));
+        if let Some(share) = mixed {
+            mix_opposites(&mut values, width, share);
+        }
+        Ok(Samples {
+            values,
+            labels: subset.labels(&indices),
+            mixed,
+        })
     }
 
     fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
         let outputs = self.outputs(model, batch, compute);
         Ok(match (&batch.labels, &self.class_weights) {
             (Labels::Classes(labels), None) => {
-                Scores::of(outputs, labels).smoothed_loss(compute.label_smoothing)
+                let of = |labels: &[u32]| {
+                    let scores = Scores::of(outputs.clone(), labels);
+                    scores.smoothed_loss(compute.label_smoothing)
+                };
+                let own = of(labels);
+                match batch.mixed {
+                    None => own,
+                    Some(share) => {
+                        let opposite: Vec<u32> = labels.iter().rev().copied().collect();
+                        let rest = of(&opposite).mean.mul_scalar(1.0 - share);
+                        Loss::new(own.mean.mul_scalar(share) + rest, labels.len())
+                    }
+                }
             }
             (Labels::Classes(labels), Some(weights)) => {
                 let weight = labels.iter().map(|label| weights[*label as usize]).sum();

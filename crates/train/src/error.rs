@@ -177,6 +177,7 @@ impl TrainError {
                     ..
                 }
                 | CheckpointError::NoneValid { .. }
+                | CheckpointError::TooFew { .. }
                 | CheckpointError::Misfit { .. },
             ) => FailureClass::Usage,
             Self::File { .. }

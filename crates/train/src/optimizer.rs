@@ -6,9 +6,9 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{GradientsParams, LionConfig, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Bytes, Tensor};
-use paceline_checkpoint::{LoadOptimizer, OptimizerRef};
+use paceline_checkpoint::{LoadOptimizer, OptimizerRef, averaged};
 use paceline_ddp::{Ddp, DdpError, Slice, ZeroRedundancyOptimizer};
-use paceline_nn::{AdamWConfig, MuonConfig};
+use paceline_nn::{AdamWConfig, Ema, MuonConfig};
 
 use crate::config::{self, TrainConfig};
 use crate::error::TrainError;
@@ -23,7 +23,8 @@ pub(crate) fn of_settings<M: Module>(
     model: &M,
 ) -> Result<ModuleOptimizer, TrainError> {
     let decay = config.weight_decay as f32;
-    let adamw = || AdamWConfig::new().with_weight_decay(decay).init();
+    let ema = config.ema;
+    let adamw = || whole(ema, AdamWConfig::new().with_weight_decay(decay).build());
     Ok(match config.optimizer {
         config::Optimizer::AdamW => adamw(),
         config::Optimizer::Sgd => {
@@ -36,9 +37,9 @@ pub(crate) fn of_settings<M: Module>(
             });
             let decay = (decay > 0.0).then(|| WeightDecayConfig::new(decay));
             let sgd = SgdConfig::new().with_momentum(momentum);
-            sgd.with_weight_decay(decay).init()
+            whole(ema, sgd.with_weight_decay(decay).build())
         }
-        config::Optimizer::Lion => LionConfig::new().with_weight_decay(decay).init(),
+        config::Optimizer::Lion => whole(ema, LionConfig::new().with_weight_decay(decay).build()),
         config::Optimizer::Muon => {
             let mut hidden = Hidden::default();
             model.visit(&mut hidden);
@@ -53,9 +54,21 @@ pub(crate) fn of_settings<M: Module>(
                 Some(momentum) => muon.with_momentum(momentum),
                 None => muon,
             };
-            adamw().with_group(ParamGroup::from_ids(hidden.ids), muon.build(), None)
+            let (hidden, muon) = (ParamGroup::from_ids(hidden.ids), muon.build());
+            match ema {
+                None => adamw().with_group(hidden, muon, None),
+                Some(decay) => adamw().with_group(hidden, Ema::new(muon, decay), None),
+            }
         }
     })
+}
+
+/// An optimizer for all parameters, with averages of them if `ema` has a decay.
+fn whole(ema: Option<f64>, optimizer: impl burn::optim::Optimizer) -> ModuleOptimizer {
+    match ema {
+        None => optimizer.into(),
+        Some(decay) => Ema::new(optimizer, decay).into(),
+    }
 }
 
 /// The matrices of hidden layers: not those of embeddings, and not the head's.
@@ -122,6 +135,26 @@ impl Optimizer {
 }
 
 impl Optimizer {
+    /// `model` with the averages that `config.ema` asks for.
+    ///
+    /// *Errors*: the optimizer of a user's task keeps none; failed collectives.
+    pub(crate) fn averaged<M: Module>(
+        &self,
+        config: &TrainConfig,
+        model: &M,
+    ) -> Result<Option<M>, TrainError> {
+        let Some(decay) = config.ema else {
+            return Ok(None);
+        };
+        let averaged = averaged(model, self)?;
+        averaged.map(Some).ok_or_else(|| {
+            TrainError::usage(
+                format!("`ema` is {decay}, but the task's optimizer keeps no averages"),
+                "make it of `paceline::nn::Ema` in `TrainTask::optimizer`, or omit --ema",
+            )
+        })
+    }
+
     /// The size of a whole state, encoded.
     pub(crate) fn bytes(&self) -> Result<f64, TrainError> {
         let Self::Whole(optimizer) = self else {

@@ -26,6 +26,7 @@ pub(crate) fn sharded_batches(
         len: samples,
         shards: config.shards,
         seed: config.seed,
+        drop_last: config.drop_last,
         ..SamplerOptions::default()
     })?;
     let options = BatchOptions::new(config.global_batch).epochs(config.epochs as u64);

@@ -1,5 +1,6 @@
 //! What a run has trained, for commands that use it and do not train on.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use paceline_checkpoint::{CheckpointError, SavedModel};
@@ -16,24 +17,38 @@ pub enum Which {
     Newest,
     /// That of the epoch with the best figure of `--monitor`.
     Best,
+    /// The mean of so many of the newest.
+    MeanOf(NonZeroUsize),
 }
 
 impl Which {
+    /// What follows the newest checkpoint's path where people read it.
+    #[must_use]
+    pub fn note(self) -> String {
+        match self {
+            Self::Newest | Self::Best => String::new(),
+            Self::MeanOf(count) => format!(", the mean of the newest {count}"),
+        }
+    }
+
     /// The checkpoint of a run.
     ///
     /// *Errors*: no such checkpoint; only damaged ones.
     pub(crate) fn of_run(self, run: &Path) -> Result<SavedModel, TrainError> {
         let folder = run_dir::checkpoints(run);
-        let (saved, what, hint) = match self {
-            Self::Newest => (
-                SavedModel::newest(&folder)?,
-                "no checkpoint",
-                "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
-            ),
+        const NONE: (&str, &str) = (
+            "no checkpoint",
+            "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
+        );
+        let (saved, (what, hint)) = match self {
+            Self::Newest => (SavedModel::newest(&folder)?, NONE),
+            Self::MeanOf(count) => (SavedModel::mean_of_newest(&folder, count.get())?, NONE),
             Self::Best => (
                 SavedModel::best(&folder)?,
-                "no best checkpoint",
-                "a run has one from the first epoch on that ends with an evaluation; without held-out data use the newest one",
+                (
+                    "no best checkpoint",
+                    "a run has one from the first epoch on that ends with an evaluation; without held-out data use the newest one",
+                ),
             ),
         };
         saved.ok_or_else(|| TrainError::usage(format!("{} has {what}", run.display()), hint))

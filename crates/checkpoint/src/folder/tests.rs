@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 
+use burn::optim::SgdConfig;
 use burn::tensor::{DType, TensorData};
 use paceline_ddp::DdpState;
 use paceline_ddp::sampler::{BatchLayout, Padding, SamplerState};
@@ -238,6 +239,8 @@ fn the_best_checkpoint_is_kept_besides_the_newest_until_there_is_a_better_one() 
     let save = |step, best_step| {
         let mut parts = contents(step);
         parts.state.best_step = best_step;
+        let optimizer = SgdConfig::new().init().into_bytes().expect("it encodes");
+        parts.optimizers = vec![optimizer.to_vec()];
         save(folder.path(), 2, parts).expect("saved");
         let steps = list(folder.path());
         steps

@@ -9,5 +9,6 @@ mod cross_entropy;
 mod functions;
 mod gemm;
 mod layer_norm;
+mod lerp;
 mod softmax;
 mod support;

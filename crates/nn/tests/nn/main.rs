@@ -3,6 +3,7 @@
 mod adamw;
 mod blocks;
 mod checkpoint;
+mod ema;
 mod layers;
 mod linear;
 mod muon;

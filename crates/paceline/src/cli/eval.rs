@@ -1,9 +1,10 @@
 //! `paceline eval` and `paceline predict`: what a run has trained, on data.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, value_parser};
-use paceline_cli::flags::{json, option, required, valued};
+use paceline_cli::flags::{json, option, required, valued, whole};
 use paceline_train::Which;
 use paceline_train::data::table::separator_named;
 
@@ -39,6 +40,9 @@ pub(crate) struct PredictArgs {
     pub(crate) output: Option<PathBuf>,
 }
 
+/// Most checkpoints that a run keeps.
+const AVERAGED_MAX: u64 = 10_000;
+
 const EVAL_EXAMPLES: &str = "\
 The newest checkpoint is evaluated in 32-bit floats on the CPU, even while the run still trains. Without --data
 a run in 32-bit floats on the CPU gives the very loss and accuracy that it printed then.
@@ -68,7 +72,7 @@ pub(super) fn eval_command() -> clap::Command {
         .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix; or errors of predicted numbers")
         .after_help(EVAL_EXAMPLES)
         .arg(run())
-        .arg(best())
+        .args(which_args())
         .arg(
             valued("data", "PATH", value_parser!(PathBuf))
                 .help("Data to evaluate on [default: the run's held-out data]"),
@@ -88,7 +92,7 @@ pub(super) fn predict_command() -> clap::Command {
         .after_help(PREDICT_EXAMPLES)
         .allow_missing_positional(true)
         .arg(run())
-        .arg(best())
+        .args(which_args())
         .arg(
             Arg::new("input")
                 .value_name("INPUT")
@@ -124,17 +128,24 @@ pub(super) fn run() -> Arg {
         .help("Run directory [default: the newest below runs/ with a checkpoint]")
 }
 
-/// Whether the best checkpoint is used.
-pub(super) fn best() -> Arg {
-    option("best")
-        .action(ArgAction::SetTrue)
-        .help("Use the checkpoint of the epoch with the best --monitor, not the newest one")
+/// Which checkpoint is used.
+pub(super) fn which_args() -> [Arg; 2] {
+    [
+        option("best")
+            .action(ArgAction::SetTrue)
+            .conflicts_with("average")
+            .help("Use the checkpoint of the epoch with the best --monitor, not the newest one"),
+        valued("average", "N", whole::<u64>(1..=AVERAGED_MAX))
+            .help("Use the mean of the weights of the newest N checkpoints, which --keep N keeps"),
+    ]
 }
 
 pub(super) fn which(matches: &ArgMatches) -> Which {
-    match matches.get_flag("best") {
-        true => Which::Best,
-        false => Which::Newest,
+    let average = matches.get_one::<u64>("average").copied();
+    match average.and_then(|count| NonZeroUsize::new(count as usize)) {
+        Some(count) => Which::MeanOf(count),
+        None if matches.get_flag("best") => Which::Best,
+        None => Which::Newest,
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) fn command() -> clap::Command {
         .about("Write what a run has trained as safetensors, for PyTorch, Transformers or ONNX")
         .after_help(EXAMPLES)
         .arg(super::eval::run())
-        .arg(super::eval::best())
+        .args(super::eval::which_args())
         .arg(
             valued("format", "FORMAT", Format::NAMES)
                 .default_value("safetensors")

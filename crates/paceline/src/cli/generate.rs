@@ -36,7 +36,7 @@ pub(super) fn command() -> clap::Command {
         .after_help(EXAMPLES)
         .allow_missing_positional(true)
         .arg(super::eval::run())
-        .arg(super::eval::best())
+        .args(super::eval::which_args())
         .arg(
             Arg::new("prompt")
                 .value_name("PROMPT")

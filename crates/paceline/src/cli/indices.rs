@@ -21,6 +21,8 @@ pub(crate) struct IndicesArgs {
     pub(crate) shuffle: bool,
     /// Whether to drop samples instead of repeating some.
     pub(crate) drop_last: bool,
+    /// Samples of a step of all ranks; `None` for the sampler without steps.
+    pub(crate) global_batch: Option<usize>,
     /// Print JSON.
     pub(crate) json: bool,
 }
@@ -30,11 +32,14 @@ const LEN_MAX: u64 = 1 << 32;
 
 const EXAMPLES: &str = "\
 The indices are those of PyTorch's DistributedSampler, one per line. For a job with
-shards, the world is the number of shards and the rank a shard.
+shards, the world is the number of shards and the rank a shard. With --global-batch they are
+those of `paceline train`, which repeats no sample, and with --drop-last leaves out the end of an
+epoch that does not fill a step.
 
 Examples:
   paceline indices --len 11 --world 4 --rank 0 --seed 3 --epoch 2
-  paceline indices --len 50000 --world 8 --rank 7 --json";
+  paceline indices --len 50000 --world 8 --rank 7 --json
+  paceline indices --len 1437 --world 4 --rank 0 --global-batch 64 --drop-last";
 
 pub(super) fn command() -> clap::Command {
     let count = |max: u64| value_parser!(u64).range(1..=max);
@@ -65,6 +70,10 @@ pub(super) fn command() -> clap::Command {
             valued("epoch", "N", value_parser!(u64))
                 .default_value("0")
                 .help("Epoch, from 0; each has its own order"),
+        )
+        .arg(
+            valued("global_batch", "N", count(LEN_MAX))
+                .help("Samples of a step of all ranks: print what `paceline train` reads"),
         )
         .arg(switch(
             "drop_last",
@@ -99,6 +108,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<IndicesArgs, clap::Error> {
         epoch: number("epoch"),
         shuffle: !matches.get_flag("no_shuffle"),
         drop_last: matches.get_flag("drop_last"),
+        global_batch: (matches.get_one::<u64>("global_batch")).map(|batch| *batch as usize),
         json: matches.get_flag("json"),
     })
 }

@@ -201,6 +201,7 @@ fn indices_are_asked_for_with_pytorchs_words() {
         epoch: 0,
         shuffle: true,
         drop_last: false,
+        global_batch: None,
         json: false,
     };
     assert_eq!(
@@ -212,10 +213,11 @@ fn indices_are_asked_for_with_pytorchs_words() {
         epoch: 2,
         shuffle: false,
         drop_last: true,
+        global_batch: Some(8),
         json: true,
         ..asked
     };
-    let line = "indices --len 11 --world 4 --rank 3 --seed 18446744073709551615 --epoch 2 --no-shuffle --drop-last --json";
+    let line = "indices --len 11 --world 4 --rank 3 --seed 18446744073709551615 --epoch 2 --no-shuffle --drop-last --global-batch 8 --json";
     assert_eq!(parsed(line), Command::Indices(other));
 }
 

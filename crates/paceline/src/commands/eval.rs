@@ -7,7 +7,7 @@ use paceline_cli::flags::finish;
 use paceline_gpu::{columns, words};
 use paceline_train::config::Task;
 use paceline_train::{
-    ClassFigures, Deviations, Evaluation, class_table, eval, most_confused, printable,
+    ClassFigures, Deviations, Evaluation, Which, class_table, eval, most_confused, printable,
 };
 
 use super::failed;
@@ -42,12 +42,12 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
     evaluation.warnings.iter().for_each(|warning| warn(warning));
     let text = match args.json {
         true => serde_json::to_string(&evaluation).expect("plain data encodes") + "\n",
-        false => report(&evaluation),
+        false => report(&evaluation, args.which),
     };
     finish(io::stdout().lock().write_all(text.as_bytes()))
 }
 
-fn report(evaluation: &Evaluation) -> String {
+fn report(evaluation: &Evaluation, which: Which) -> String {
     let Evaluation {
         checkpoint,
         data,
@@ -73,7 +73,8 @@ fn report(evaluation: &Evaluation) -> String {
         .flatten()
         .collect();
     let mut text = format!(
-        "model     {checkpoint}\ndata      {data}: {}\nresult    loss {loss:.4}{figures}\n",
+        "model     {checkpoint}{}\ndata      {data}: {}\nresult    loss {loss:.4}{figures}\n",
+        which.note(),
         words::count(*predictions as usize, noun),
     );
     if !classes.is_empty() {

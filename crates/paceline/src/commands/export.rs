@@ -20,10 +20,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Exit, Failure> {
     let exported = exported.map_err(|error| failed(None, &error))?;
     finish(writeln!(
         io::stdout(),
-        "{}: {}, {}, from {}",
+        "{}: {}, {}, from {}{}",
         exported.path.display(),
         words::count(exported.tensors, "tensor"),
         words::count(exported.values, "value"),
         exported.checkpoint.display(),
+        args.which.note(),
     ))
 }

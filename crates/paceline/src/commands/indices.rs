@@ -4,7 +4,9 @@ use std::io::{self, Write};
 
 use paceline_cli::flags::finish;
 
-use paceline_ddp::sampler::{DistributedSampler, SamplerError, SamplerOptions};
+use paceline_ddp::sampler::{
+    BatchOptions, DistributedSampler, SamplerError, SamplerOptions, ShardedBatches,
+};
 use serde::Serialize;
 
 use crate::cli::IndicesArgs;
@@ -31,6 +33,8 @@ struct Report {
     epoch: u64,
     shuffle: bool,
     drop_last: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    global_batch: Option<usize>,
     indices: Vec<usize>,
 }
 
@@ -44,6 +48,7 @@ impl Report {
             epoch,
             shuffle,
             drop_last,
+            global_batch,
             json: _,
         } = *args;
         let sampler = DistributedSampler::new(SamplerOptions {
@@ -61,7 +66,11 @@ impl Report {
             epoch,
             shuffle,
             drop_last,
-            indices: sampler.indices(epoch, rank)?,
+            global_batch,
+            indices: match global_batch {
+                None => sampler.indices(epoch, rank)?,
+                Some(batch) => of_steps(sampler, batch, epoch, rank)?,
+            },
         })
     }
 
@@ -75,6 +84,22 @@ impl Report {
             .iter()
             .try_for_each(|index| writeln!(out, "{index}"))
     }
+}
+
+/// The samples that a shard reads in the steps of an epoch, in order.
+fn of_steps(
+    sampler: DistributedSampler,
+    global_batch: usize,
+    epoch: u64,
+    shard: usize,
+) -> Result<Vec<usize>, SamplerError> {
+    let mut steps = ShardedBatches::new(sampler, BatchOptions::new(global_batch))?;
+    steps.set_epoch(epoch);
+    let count = steps.steps_per_epoch() as usize;
+    let read = steps
+        .take(count)
+        .flat_map(|mut step| step.shards.swap_remove(shard));
+    Ok(read.collect())
 }
 
 #[cfg(test)]
@@ -91,6 +116,7 @@ mod tests {
             epoch: 2,
             shuffle: true,
             drop_last: false,
+            global_batch: None,
             json: false,
         }
     }
@@ -112,6 +138,23 @@ mod tests {
             ..args(3)
         };
         assert_eq!(printed(&cut), "3\n7\n");
+    }
+
+    #[test]
+    fn the_steps_of_a_job_repeat_no_sample_and_may_leave_out_the_end() {
+        let steps = |rank, drop_last| {
+            printed(&IndicesArgs {
+                drop_last,
+                shuffle: false,
+                global_batch: Some(8),
+                ..args(rank)
+            })
+        };
+        assert_eq!(
+            [0, 3].map(|rank| steps(rank, false)),
+            ["0\n4\n8\n", "3\n7\n"]
+        );
+        assert_eq!([0, 3].map(|rank| steps(rank, true)), ["0\n4\n", "3\n7\n"]);
     }
 
     #[test]

@@ -144,3 +144,60 @@ fn each_optimizer_gives_the_same_bits_whole_and_dealt_to_the_ranks() {
     let line = "train --task lm --tp 2 --optimizer muon";
     paceline(folder.path(), line).check(2, &["`optimizer` is muon", "does not go with tp 2"]);
 }
+
+/// The values of a tensor of a file.
+fn tensor(file: Vec<(String, TensorData)>, name: &str) -> Vec<f32> {
+    let found = file.into_iter().find(|(found, _)| found == name);
+    found.expect("it is there").1.iter().collect()
+}
+
+#[test]
+fn averages_mixtures_and_whole_steps_are_the_same_on_any_ranks_and_resumed() {
+    let folder = tempdir().expect("a folder");
+    let folder = folder.path();
+    let job = "--model tiny --shards 4 --epochs 2 --global-batch 200 --drop-last --ema 0.9 --mixup 0.4 --label-smoothing 0.1";
+    let hash = hash_of(
+        folder,
+        &format!("train --run-dir alone {job} --nproc-per-node 1"),
+    );
+    let dealt = format!("train --run-dir dealt {job} --nproc-per-node 2 --zero 1");
+    assert_eq!(hash_of(folder, &dealt), hash);
+    let run = format!("train --run-dir run {job} --nproc-per-node 2");
+    assert_eq!(hash_of(folder, &run), hash);
+    let last = checkpoints(&folder.join("run")).pop();
+    fs::remove_dir_all(last.expect("a checkpoint")).expect("removed");
+    let resumed = paceline(folder, "train --resume run --nproc-per-node 1");
+    assert_eq!(resumed.is_well().hash(), hash);
+
+    // Not the weights of the hash but their averages, which three runs have alike.
+    let loss = |line: &str| json(folder, &format!("eval {line} --json"))["loss"].clone();
+    let expected = loss("alone");
+    for name in ["alone", "dealt", "run"] {
+        let records = metrics(&folder.join(name));
+        let end = records.last().expect("an end");
+        assert_eq!(end["step"], 2 * (1437 / 200), "{name}");
+        let epoch = records.iter().rfind(|record| record["kind"] == "epoch");
+        let epoch = epoch.expect("an epoch");
+        assert_eq!(epoch["held_out_loss"], expected, "{name}");
+        assert_eq!(loss(name), expected, "{name}");
+    }
+    let plain = format!("train --run-dir plain {}", job.replace("--ema 0.9", ""));
+    assert_eq!(hash_of(folder, &plain), hash);
+    assert_ne!(loss("plain"), expected);
+
+    assert_eq!(loss("run --average 1"), expected);
+    let saved = checkpoints(&folder.join("plain"));
+    let [one, two] = [0, 1].map(|at| {
+        let read = read_safetensors(&saved[at].join("model.safetensors"));
+        tensor(read.expect("whole"), "Conv.output.bias")
+    });
+    let mean = one.iter().zip(&two);
+    let mean: Vec<f32> = mean
+        .map(|(one, two)| ((f64::from(*one) + f64::from(*two)) / 2.0) as f32)
+        .collect();
+    paceline(folder, "export plain --average 2 --output mean.safetensors").is_well();
+    let exported = read_safetensors(&folder.join("mean.safetensors"));
+    assert_eq!(tensor(exported.expect("whole"), "output.bias"), mean);
+    paceline(folder, "eval run --average 3").check(2, &["2 whole checkpoints, but 3"]);
+    paceline(folder, "train --ema 0.9 --task lm --tp 2").check(2, &["does not go with tp 2"]);
+}

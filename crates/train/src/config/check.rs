@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{ClassWeights, NonFinite, Optimizer, TrainConfig};
+use super::{ClassWeights, NonFinite, Optimizer, TrainConfig, Zero};
 use crate::data::table::separator_named;
 use crate::report::plural;
 
@@ -173,17 +173,40 @@ fn check_learning(settings: &Settings) -> Result<(), ConfigError> {
             "lower --min-lr, or raise --lr",
         ));
     }
-    let has_smoothing = [("label_smoothing", config.label_smoothing > 0.0)];
+    let others = [
+        ("label_smoothing", config.label_smoothing > 0.0),
+        ("mixup", config.mixup > 0.0),
+    ];
     if config.class_weights != ClassWeights::None {
-        exclude(settings, "class_weights", has_smoothing, |_| {
+        exclude(settings, "class_weights", others, |_| {
             "both change the loss of a class: omit one of them".into()
         })?;
     }
+    check_average(settings, &config)?;
     match config.optimizer {
         Optimizer::Muon => exclude(settings, "optimizer", [("tp", config.tp.is_some())], |_| {
             "muon needs whole matrices: use --optimizer adamw, sgd or lion, or omit --tp".into()
         }),
         _ => Ok(()),
+    }
+}
+
+/// Evaluations need whole averages of all ranks' weights.
+fn check_average(settings: &Settings, config: &TrainConfig) -> Result<(), ConfigError> {
+    let others = [
+        ("zero", config.zero == Zero::Parameters),
+        ("tp", config.tp.is_some()),
+        ("pp", config.pp.is_some_and(|stages| stages > 1)),
+        (
+            "comm_hook",
+            matches!(config.comm_hook, CommHook::LocalSgd(_)),
+        ),
+    ];
+    match config.ema {
+        None => Ok(()),
+        Some(_) => exclude(settings, "ema", others, |key| {
+            format!("omit --ema or --{}", key.replace('_', "-"))
+        }),
     }
 }
 

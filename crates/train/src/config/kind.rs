@@ -16,6 +16,8 @@ pub enum Kind {
     Recompute,
     /// The communication hook.
     CommHook,
+    /// `true` or `false`.
+    Switch,
     /// A path.
     Path,
     /// `true`, `false`, `auto`, or a path.
@@ -108,6 +110,7 @@ impl Kind {
                 let text = written.text()?;
                 text.parse::<CommHook>().ok().map(|_| text.into())
             }
+            Self::Switch => written.switch().map(Value::Switch),
             Self::Path => written
                 .text()
                 .filter(|text| !text.is_empty())
@@ -148,6 +151,7 @@ impl Kind {
             Self::Text => "a text".to_owned(),
             Self::Recompute => "blocks, burn or a whole number from 1".to_owned(),
             Self::CommHook => CommHook::EXPECTED.to_owned(),
+            Self::Switch => "true or false".to_owned(),
             Self::Path => "a path".to_owned(),
             Self::PathOrSwitch => "true, false, auto or a path".to_owned(),
             Self::Count { min, max } => format!("a whole number {}", span(*min, *max)),
@@ -164,6 +168,7 @@ impl Kind {
         match self {
             Self::Word(words) => words.join("|"),
             Self::Text | Self::Recompute | Self::CommHook => "NAME".to_owned(),
+            Self::Switch => "true|false".to_owned(),
             Self::Path => "PATH".to_owned(),
             Self::PathOrSwitch => "DIR|auto".to_owned(),
             Self::Count { .. } => "N".to_owned(),
@@ -184,7 +189,7 @@ impl Kind {
     /// Whether the flag may be given without a value, as a switch.
     #[must_use]
     pub fn is_switch(&self) -> bool {
-        matches!(self, Self::PathOrSwitch)
+        matches!(self, Self::Switch | Self::PathOrSwitch)
     }
 }
 

@@ -153,6 +153,7 @@ const WEIGHTS: &str = "the saved weights belong to that model";
 const AUGMENTED: &str = "all steps of the run crop and flip in the same way";
 const OPTIMIZER: &str = "all steps of the run use the same optimizer settings";
 const BEST: &str = "the best epoch so far is the best by that figure";
+const LOSS: &str = "all steps of the run have the same loss";
 const ORDER: &str = "it decides which samples the remaining steps read";
 const BITS: &str = "it decides the order of additions, and with it the bits of the result";
 
@@ -292,6 +293,10 @@ settings! {
         "Samples in one optimizer step, all ranks together")
         .derived("64, or 8 for lm").fixed(ORDER)
         .also(&["batch", "batch_size", "train_batch_size", "per_device_train_batch_size"]);
+    drop_last: bool = row(LEARNING, Kind::Switch,
+        "Leave out the end of an epoch that does not fill a step of --global-batch samples")
+        .or("false").fixed(ORDER)
+        .also(&["dataloader_drop_last"]);
     lr: f64 = row(LEARNING, Kind::NumberAbove { min: 0.0, max: 100.0 },
         "Highest learning rate, reached after the warm-up")
         .or("0.003").fixed(SCHEDULE)
@@ -330,7 +335,15 @@ settings! {
         .derived("0.01, or 0 with sgd").fixed(OPTIMIZER);
     label_smoothing: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 0.99 },
         "Share of each label that is spread over all classes in the training loss of a classification")
-        .or("0").fixed("all steps of the run have the same loss").needs(Need::Classes).built_in();
+        .or("0").fixed(LOSS).needs(Need::Classes).built_in();
+    mixup: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 4.0 },
+        "Mix pairs of training samples and their labels in a classification, by shares from the Beta distribution with this alpha; 0 mixes none")
+        .or("0").fixed(LOSS).needs(Need::Classes).built_in()
+        .also(&["mixup_alpha"]);
+    ema: Option<f64> = row(LEARNING, Kind::Optional(&Kind::Number { min: 0.0, max: 0.999_999_9 }),
+        "Decay of an exponential moving average of the weights, which evaluations and the commands for trained models use, such as 0.999")
+        .fixed(OPTIMIZER)
+        .also(&["ema_decay", "model_ema", "model_ema_decay"]);
     init: Option<PathBuf> = row(LEARNING, Kind::Path,
         "Weights to begin with: a safetensors file in PyTorch's names and layout, or a run's model.safetensors")
         .unset("random weights").local().fixed("the run has begun with those weights")

@@ -48,6 +48,7 @@ pub fn load(held_out: f64) -> Dataset {
         split: Split::random(labels.len(), held_out),
         labels: Labels::Classes(labels),
         class_weights: None,
+        mixup: None,
         warnings: Vec::new(),
     }
 }

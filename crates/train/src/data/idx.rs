@@ -51,6 +51,7 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
         split: Split::first(trained, images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
+        mixup: None,
         warnings: Vec::new(),
     })
 }
@@ -79,6 +80,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
         split: Split::all_held_out(images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
+        mixup: None,
         warnings: Vec::new(),
     })
 }

@@ -328,6 +328,7 @@ impl Reader {
             },
             labels: Labels::Classes(self.labels),
             class_weights: None,
+            mixup: None,
             warnings: self.left_out.warning().into_iter().collect(),
             split,
             values: Values::Images(Images {

@@ -1,9 +1,11 @@
 //! Labelled data sets, in memory or in files of images, split into training and held-out samples.
 
 pub mod digits;
+mod draws;
 mod error;
 pub mod idx;
 pub mod images;
+pub(crate) mod mixup;
 mod open;
 mod source;
 pub mod table;
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 pub use error::DataError;
 pub(crate) use error::DataProblem;
 use images::Images;
+pub use mixup::Mixup;
 pub use open::{open, open_as};
 
 /// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.
@@ -41,6 +44,8 @@ pub struct Dataset {
     pub labels: Labels,
     /// The weight of each class in the loss of training, if they differ.
     pub class_weights: Option<Vec<f32>>,
+    /// How samples are mixed in training, if they are.
+    pub mixup: Option<Mixup>,
     /// The training and held-out samples.
     pub split: Split,
     /// Signs that the data is not what the user intended, as found while it was read.
@@ -664,6 +669,7 @@ mod tests {
             values: Values::Memory(vec![0., 1., 2., 3., 4., 5.]),
             labels: Labels::Classes(vec![7, 8, 9]),
             class_weights: None,
+            mixup: None,
             split: Split::first(1, 3),
             warnings: Vec::new(),
         };

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{DataError, Dataset, Features, Schema, digits, idx, images, table};
+use super::{DataError, Dataset, Features, Labels, Mixup, Schema, digits, idx, images, table};
 use crate::config::{ClassWeights, Task, TrainConfig};
 use table::TableOptions;
 
@@ -22,6 +22,11 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
         ClassWeights::None => None,
         ClassWeights::Balanced => dataset.balanced(),
     };
+    let has_classes = matches!(dataset.labels, Labels::Classes(_));
+    dataset.mixup = (has_classes && config.mixup > 0.0).then_some(Mixup {
+        alpha: config.mixup,
+        seed: config.seed,
+    });
     Ok(dataset)
 }
 

@@ -226,6 +226,7 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
         values: Values::Memory(values),
         labels,
         class_weights: None,
+        mixup: None,
         split,
         warnings,
     })
@@ -281,6 +282,7 @@ pub fn load_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataE
             values: Values::Memory(values),
             labels,
             class_weights: None,
+            mixup: None,
             split: Split::all_held_out(table.rows),
             warnings,
         })

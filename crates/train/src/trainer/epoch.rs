@@ -96,6 +96,8 @@ impl<T: TrainTask> Trainer<'_, T> {
             return Ok(None);
         }
         let net = self.net.as_ref().expect("the model is always put back");
+        let averaged = self.optimizer.averaged(self.config, net)?;
+        let net = averaged.as_ref().unwrap_or(net);
         let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
         let (ddp, group) = (&mut self.ddp, &self.group);

@@ -512,6 +512,28 @@ fn units_are_turned_into_types() {
 }
 
 #[test]
+fn averages_need_whole_weights_and_mixtures_equal_classes() {
+    let ema = ("ema", "0.999");
+    assert!(with_flags(&[ema, ("zero", "2"), ("nproc_per_node", "2")]).is_ok());
+    refused(
+        &[ema, ("zero", "3"), ("nproc_per_node", "2")],
+        "`ema` is 0.999 (flag --ema), which does not go with zero 3 (flag --zero)\n\
+         hint: omit --ema or --zero",
+    );
+    refused(
+        &[ema, ("comm_hook", "localsgd:8")],
+        "`ema` is 0.999 (flag --ema), which does not go with comm_hook localsgd:8 (flag --comm-hook)\n\
+         hint: omit --ema or --comm-hook",
+    );
+    assert!(with_flags(&[("mixup", "0.2"), ("label_smoothing", "0.1")]).is_ok());
+    refused(
+        &[("mixup", "0.2"), ("class_weights", "balanced")],
+        "`class_weights` is balanced (flag --class-weights), which does not go with mixup 0.2 (flag --mixup)\n\
+         hint: both change the loss of a class: omit one of them",
+    );
+}
+
+#[test]
 fn a_job_that_goes_back_keeps_states_to_go_back_to() {
     let back = ("non_finite", "back");
     let resolved = with_flags(&[back]).expect("valid");

@@ -27,6 +27,7 @@ bad_samples         stop                         default
 model               small                        default
 epochs              3                            flag --epochs
 global_batch        64                           default
+drop_last           false                        default
 lr                  0.01                         environment PACELINE_LR
 lr_schedule         cosine                       default
 min_lr              none                         default (0; with one-cycle --lr / 250000)
@@ -37,6 +38,8 @@ optimizer           adamw                        default
 momentum            none                         default (0 with sgd, 0.95 with muon)
 weight_decay        0.01                         default
 label_smoothing     0                            default
+mixup               0                            default
+ema                 none                         default
 init                none                         default (random weights)
 freeze              none                         default
 patience            none                         default (all epochs are trained)

@@ -7,6 +7,7 @@ use paceline_nn::mix;
 use super::decode::Pixels;
 use super::resize::{Area, resized};
 use crate::config::RandomCrop;
+use crate::data::draws::Draws;
 
 /// A padded image is larger than the crop by this fraction of its side on each side: 4 pixels of 32.
 const PAD_FRACTION: usize = 8;
@@ -39,10 +40,8 @@ impl Preparation {
     /// *Shape*: `values` is `[3, side, side]`.
     pub(super) fn apply(&self, image: &Pixels, training: Option<(u64, usize)>, values: &mut [f32]) {
         let side = self.side;
-        let mut draws = training.map(|(epoch, index)| Draws {
-            seed: mix(self.seed, epoch, index as u64),
-            drawn: 0,
-        });
+        let mut draws =
+            training.map(|(epoch, index)| Draws::new(mix(self.seed, epoch, index as u64)));
         let (square, [right, down]) = match (&mut draws, self.crop) {
             (Some(draws), RandomCrop::Resized) => {
                 let area = draws.area([image.width, image.height]);
@@ -105,28 +104,7 @@ impl Preparation {
     }
 }
 
-/// The random numbers of a sample in an epoch.
-struct Draws {
-    seed: u64,
-    drawn: u64,
-}
-
 impl Draws {
-    /// Below 1, and at least 0.
-    fn uniform(&mut self) -> f64 {
-        self.drawn += 1;
-        // 53 bits, which an f64 holds exactly.
-        (mix(self.seed, self.drawn, 0) >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn between(&mut self, [low, high]: [f64; 2]) -> f64 {
-        low + (high - low) * self.uniform()
-    }
-
-    fn below(&mut self, count: usize) -> usize {
-        (self.uniform() * count as f64) as usize
-    }
-
     /// A part of an image of a random size, shape and place.
     fn area(&mut self, [width, height]: [usize; 2]) -> Area {
         let pixels = width as f64 * height as f64;
