@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::tempdir;
 
-use super::support::{Ended, checkpoints, hash_of, metrics, paceline};
+use super::support::{Ended, checkpoints, hash_of, metrics, paceline, write_text};
 
 const JOB: &str = "--model tiny --shards 3 --lr 0.01";
 
@@ -78,29 +78,31 @@ fn a_resumed_run_goes_on_with_the_state_of_its_hook() {
 }
 
 /// Two replicas of two stages, or of two parts.
-const MESH: &str = "--task lm --layers 2 --heads 2 --width 16 --context 32 --global-batch 64 --clip-norm 0.5 --shards 2 \
+const MESH: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --global-batch 64 --clip-norm 0.5 --shards 2 \
                     --micro-batches 2 --threads-per-rank 1 --lr 0.01 --nproc-per-node 4";
 
 #[test]
 fn replicas_of_stages_and_of_parts_learn_with_every_hook() {
     let folder = tempdir().expect("a folder");
+    // 33 steps.
+    write_text(folder.path(), 1520);
     for layout in ["--pp 2", "--tp 2"] {
         let loss = |hook: &str| {
             let run = format!("{hook}{}", &layout[2..4]);
             let line =
-                format!("train --run-dir {run} {MESH} {layout} --epochs 2 --comm-hook {hook}");
+                format!("train --run-dir {run} {MESH} {layout} --epochs 1 --comm-hook {hook}");
             paceline(folder.path(), &line).is_well();
             last(&folder.path().join(run), "held_out_loss")
         };
         let whole = loss("none");
         // Uniform scores of 256 bytes have a loss of 5.55.
-        assert!(whole < 2.9, "{whole}");
+        assert!(whole < 3.0, "{whole}");
         let mut hooks = vec!["int8", "powersgd:2", "localsgd:5", "diloco:10:0:0.7:0.5"];
         hooks.extend((layout == "--pp 2").then_some("topk:0.1"));
         for hook in hooks {
             let found = loss(hook);
             assert!(
-                found < whole + 0.5,
+                found < whole + 1.0,
                 "{layout} {hook}: {found}, without {whole}"
             );
         }
@@ -111,14 +113,16 @@ fn replicas_of_stages_and_of_parts_learn_with_every_hook() {
 #[test]
 fn a_resumed_mesh_goes_on_with_the_state_of_its_hook() {
     let folder = tempdir().expect("a folder");
+    // 17 steps.
+    write_text(folder.path(), 780);
     let check = |hook: &str, first: &str, then: &str| {
         let run = format!("{hook}{first}").replace([' ', '-', ':'], "");
         let line = format!(
-            "train --run-dir {run} {MESH} {first} --epochs 1 --save-every 30 --keep 9 --comm-hook {hook}"
+            "train --run-dir {run} {MESH} {first} --epochs 1 --save-every 7 --keep 9 --comm-hook {hook}"
         );
         let whole = paceline(folder.path(), &line);
         let saved = checkpoints(&folder.path().join(&run));
-        // Steps 30, 60 and the last one were saved; the job goes on from the first.
+        // Steps 7, 14 and the last one were saved; the job goes on from the first.
         assert_eq!(saved.len(), 3, "{saved:?}");
         for lost in &saved[1..] {
             fs::remove_dir_all(lost).expect("removed");

@@ -10,8 +10,13 @@ use tempfile::{TempDir, tempdir};
 
 use super::support::{LIMIT, PACELINE, Running, command, hash_of, paceline};
 
+/// Before the hash of the weights, at the end of a job.
+const HASH: &str = "weights sha256: ";
 const NAMESPACES: [&str; 4] = ["--user", "--map-root-user", "--net", "--uts"];
-const EPOCHS: usize = 60;
+/// Epochs of the first job that is tried.
+const EPOCHS: usize = 15;
+/// Jobs that are tried, each twice as long as the one before.
+const TRIES: usize = 4;
 
 /// A bridge, and hosts `a` to `d` with one cable to it each, `ca` to `cd`. `launch a` starts the program of the arguments on a host, as
 /// `$la`; `a.out` and `a.err` have what it says, and `a.keeper` a process that keeps the host. Then come commands, one on each line
@@ -51,15 +56,20 @@ echo ready
 while read -r line <&3; do eval "$line"; done
 "#;
 
+/// The job ended well before all had happened.
+#[derive(Debug)]
+struct Over;
+
 /// Hosts, of which none has a launcher yet.
 struct Hosts {
     folder: TempDir,
     shell: Running,
+    epochs: usize,
 }
 
 impl Hosts {
-    /// `None` where namespaces cannot be made. So many nodes take part.
-    fn new(nodes: &str) -> Option<Self> {
+    /// `None` where namespaces cannot be made. So many nodes take part in a job of so many epochs.
+    fn new(nodes: &str, epochs: usize) -> Option<Self> {
         let can = Command::new("unshare")
             .args(NAMESPACES)
             .args(["ip", "link", "add", "br0", "type", "bridge"])
@@ -73,7 +83,7 @@ impl Hosts {
             "{PACELINE} run --nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint 10.77.0.1 --rdzv-conf \
              lease=1.5,last_call_timeout=30 --nproc-per-node 2 --recovery live --max-restarts 3 {PACELINE} train {} --run-dir run \
              --resume auto --save-every 50 --recovery live --timeout-seconds 3",
-            job()
+            job(epochs)
         );
         let words = NAMESPACES.into_iter().chain(["sh", "-c", HOSTS]);
         let mut command = command(folder.path(), "unshare", words);
@@ -82,7 +92,11 @@ impl Hosts {
             .env("PROGRAM", program);
         let shell = Running::start(command);
         shell.has_printed("ready");
-        Some(Self { folder, shell })
+        Some(Self {
+            folder,
+            shell,
+            epochs,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -98,19 +112,29 @@ impl Hosts {
         fs::write(self.path("strike"), format!("{line}\n")).expect("the shell reads");
     }
 
-    fn wait_until(&self, what: &str, holds: impl Fn() -> bool) {
+    fn wait_until(&self, what: &str, holds: impl Fn() -> bool) -> Result<(), Over> {
         let deadline = Instant::now() + LIMIT;
         while !holds() {
+            if self.printed().contains(HASH) {
+                return Err(Over);
+            }
             let said = ["a", "b", "c", "d"].map(|host| self.text(&format!("{host}.err")));
             assert!(Instant::now() < deadline, "not {what}: {said:#?}");
             std::thread::sleep(Duration::from_millis(10));
         }
+        Ok(())
+    }
+
+    /// The output of all hosts.
+    fn printed(&self) -> String {
+        let texts = ["a", "b", "c", "d"].map(|host| self.text(&format!("{host}.out")));
+        texts.concat()
     }
 
     /// Waits until a launcher has said so, so many times.
-    fn says(&self, host: &str, words: &str, times: usize) {
+    fn says(&self, host: &str, words: &str, times: usize) -> Result<(), Over> {
         let said = || self.text(&format!("{host}.err")).matches(words).count() >= times;
-        self.wait_until(&format!("{words:?} on {host}"), said);
+        self.wait_until(&format!("{words:?} on {host}"), said)
     }
 
     /// How many ranks are on a host.
@@ -131,40 +155,42 @@ impl Hosts {
     }
 
     /// Waits until so many ranks are on a host.
-    fn has_ranks(&self, host: &str, count: usize) {
+    fn has_ranks(&self, host: &str, count: usize) -> Result<(), Over> {
         let has = || self.ranks_on(host) == count;
-        self.wait_until(&format!("{count} ranks on {host}"), has);
+        self.wait_until(&format!("{count} ranks on {host}"), has)
     }
 
     /// Waits until some rank 0 has printed the end of an epoch after those that were printed before.
-    fn trains_on(&self) {
-        let epochs = || {
-            let printed = ["a", "b", "c", "d"].map(|host| self.text(&format!("{host}.out")));
-            let lines = printed.iter().flat_map(|text| text.lines());
-            lines.filter(|line| line.contains("] epoch ")).count()
-        };
+    fn trains_on(&self) -> Result<(), Over> {
+        let epochs = || self.printed().matches("] epoch ").count();
         let before = epochs();
-        self.wait_until("a further epoch", || epochs() > before);
+        self.wait_until("a further epoch", || epochs() > before)
     }
 
-    /// The job ends well on this host, with these weights.
+    /// The job ends well on this host, with the weights of one that nothing disturbs.
     #[track_caller]
-    fn ends(self, host: &str, hash: &str) {
+    fn ends(self, host: &str) {
         self.strike(&format!("end {host}"));
-        let folder = self.folder;
         let ended = self.shell.ended(LIMIT);
-        let text = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
+        let text =
+            |name: &str| fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
         let said = ["a", "b", "c", "d"].map(|host| text(&format!("{host}.err")));
         assert_eq!(ended.code, Some(0), "{said:#?}");
         let printed = ["a", "b", "c", "d"].map(|host| text(&format!("{host}.out")));
         let hashes = printed
             .iter()
             .flat_map(|text| text.lines())
-            .filter_map(|line| line.split_once("weights sha256: "));
+            .filter_map(|line| line.split_once(HASH));
         let hashes: Vec<&str> = hashes.map(|(_, hash)| hash).collect();
-        assert_eq!(hashes, [hash], "{said:#?}");
-        let proof = format!("epochs    1 to {EPOCHS}: each of 1437 samples was used exactly once");
-        let ledger = paceline(folder.path(), "ledger verify run");
+        let line = format!(
+            "train --run-dir whole {} --nproc-per-node 1",
+            job(self.epochs)
+        );
+        let whole = hash_of(self.folder.path(), &line);
+        assert_eq!(hashes, [whole], "{said:#?}");
+        let epochs = self.epochs;
+        let proof = format!("epochs    1 to {epochs}: each of 1437 samples was used exactly once");
+        let ledger = paceline(self.folder.path(), "ledger verify run");
         assert!(ledger.is_well().out.contains(&proof), "{}", ledger.out);
     }
 }
@@ -174,74 +200,78 @@ fn network(process: &Path) -> Option<PathBuf> {
     fs::read_link(process.join("ns/net")).ok()
 }
 
-fn job() -> String {
-    format!("--model tiny --global-batch 16 --shards 8 --epochs {EPOCHS}")
+fn job(epochs: usize) -> String {
+    format!("--model tiny --global-batch 16 --shards 8 --epochs {epochs}")
 }
 
-fn undisturbed() -> String {
-    let folder = tempdir().expect("a folder");
-    let line = format!("train --run-dir whole {} --nproc-per-node 1", job());
-    hash_of(folder.path(), &line)
+/// Has nodes come and go, and the job end well on `last`.
+fn check(nodes: &str, last: &str, events: impl Fn(&Hosts) -> Result<(), Over>) {
+    for attempt in 0..TRIES {
+        let Some(hosts) = Hosts::new(nodes, EPOCHS << attempt) else {
+            return;
+        };
+        if events(&hosts).is_ok() {
+            return hosts.ends(last);
+        }
+    }
+    panic!("the job was always over before all had happened");
 }
 
 #[test]
 fn more_spares_than_the_job_takes_wait_until_they_are_needed() {
-    let Some(hosts) = Hosts::new("1:2") else {
-        return;
-    };
-    for host in ["a", "b"] {
-        hosts.strike(&format!("launch {host}"));
-    }
-    hosts.has_ranks("a", 2);
-    hosts.trains_on();
-    for host in ["c", "d"] {
-        hosts.strike(&format!("launch {host}"));
-    }
-    for host in ["c", "d"] {
-        hosts.says(host, "waiting: the job runs on 2 of at most 2 nodes", 1);
-        hosts.has_ranks(host, 0);
-    }
-    // Each spare takes a lost node's place, that of the node with the store too.
-    hosts.strike("kill -9 $lb");
-    hosts.has_ranks("b", 0);
-    let spares = ["c", "d"];
-    hosts.wait_until("a spare in the place of b", || {
-        spares.into_iter().any(|host| hosts.ranks_on(host) == 2)
+    check("1:2", "c", |hosts| {
+        for host in ["a", "b"] {
+            hosts.strike(&format!("launch {host}"));
+        }
+        hosts.has_ranks("a", 2)?;
+        hosts.trains_on()?;
+        for host in ["c", "d"] {
+            hosts.strike(&format!("launch {host}"));
+        }
+        for host in ["c", "d"] {
+            hosts.says(host, "waiting: the job runs on 2 of at most 2 nodes", 1)?;
+            hosts.has_ranks(host, 0)?;
+        }
+        // Each spare takes a lost node's place, that of the node with the store too.
+        hosts.strike("kill -9 $lb");
+        hosts.has_ranks("b", 0)?;
+        let spares = ["c", "d"];
+        hosts.wait_until("a spare in the place of b", || {
+            spares.into_iter().any(|host| hosts.ranks_on(host) == 2)
+        })?;
+        hosts.says("a", "joins with 2 ranks; 4 ranks go on", 1)?;
+        hosts.trains_on()?;
+        hosts.strike("kill -9 $la");
+        for host in spares {
+            hosts.has_ranks(host, 2)?;
+        }
+        Ok(())
     });
-    hosts.says("a", "joins with 2 ranks; 4 ranks go on", 1);
-    hosts.trains_on();
-    hosts.strike("kill -9 $la");
-    for host in spares {
-        hosts.has_ranks(host, 2);
-    }
-    hosts.ends("c", &undisturbed());
 }
 
 #[test]
 fn nodes_that_are_cut_off_end_their_ranks_and_come_back_whichever_side_has_the_store() {
-    let Some(hosts) = Hosts::new("1:3") else {
-        return;
-    };
-    for host in ["a", "b", "c"] {
-        hosts.strike(&format!("launch {host}"));
-    }
-    for host in ["a", "b", "c"] {
-        hosts.has_ranks(host, 2);
-    }
-    hosts.trains_on();
-    // One without the store: the others go on.
-    hosts.strike("ip link set cc down");
-    hosts.has_ranks("c", 0);
-    hosts.says("a", "; 4 ranks go on", 1);
-    hosts.trains_on();
-    hosts.strike("ip link set cc up");
-    hosts.says("a", "joins with 2 ranks; 6 ranks go on", 1);
-    hosts.trains_on();
-    // The one with the store: the others are more.
-    hosts.strike("ip link set ca down");
-    hosts.has_ranks("a", 0);
-    hosts.trains_on();
-    hosts.strike("ip link set ca up");
-    hosts.has_ranks("a", 2);
-    hosts.ends("b", &undisturbed());
+    check("1:3", "b", |hosts| {
+        for host in ["a", "b", "c"] {
+            hosts.strike(&format!("launch {host}"));
+        }
+        for host in ["a", "b", "c"] {
+            hosts.has_ranks(host, 2)?;
+        }
+        hosts.trains_on()?;
+        // One without the store: the others go on.
+        hosts.strike("ip link set cc down");
+        hosts.has_ranks("c", 0)?;
+        hosts.says("a", "; 4 ranks go on", 1)?;
+        hosts.trains_on()?;
+        hosts.strike("ip link set cc up");
+        hosts.says("a", "joins with 2 ranks; 6 ranks go on", 1)?;
+        hosts.trains_on()?;
+        // The one with the store: the others are more.
+        hosts.strike("ip link set ca down");
+        hosts.has_ranks("a", 0)?;
+        hosts.trains_on()?;
+        hosts.strike("ip link set ca up");
+        hosts.has_ranks("a", 2)
+    });
 }

@@ -2,7 +2,7 @@
 
 use tempfile::tempdir;
 
-use super::support::{metrics, paceline, resumes_elsewhere};
+use super::support::{metrics, paceline, resumes_elsewhere, write_text};
 
 /// Dropout and clipping included; the last step of an epoch has fewer samples.
 const JOB: &str = "--task lm --layers 3 --heads 4 --width 16 --context 32 --global-batch 64 --dropout 0.2 --clip-norm 0.5 \
@@ -12,8 +12,7 @@ const JOB: &str = "--task lm --layers 3 --heads 4 --width 16 --context 32 --glob
 fn stages_cut_into_parts_have_the_bits_of_the_parts_on_one_rank() {
     let folder = tempdir().expect("a folder");
     // 10 steps.
-    let text = "the quick brown fox jumps over the lazy dog, naïvely\n".repeat(380);
-    std::fs::write(folder.path().join("text.txt"), text).expect("a file");
+    write_text(folder.path(), 380);
     let train = |line: &str| {
         let line = format!("train {JOB} --data text.txt --epochs 1 {line}");
         paceline(folder.path(), &line)
@@ -81,7 +80,7 @@ fn stages_cut_into_parts_have_the_bits_of_the_parts_on_one_rank() {
 
 #[test]
 fn a_run_of_stages_and_parts_resumes_on_one_rank_and_the_reverse() {
-    let line = format!("{JOB} --epochs 2 --tp 2");
+    let line = format!("{JOB} --tp 2");
     resumes_elsewhere(
         &line,
         "--nproc-per-node 4 --pp 2",

@@ -2,7 +2,7 @@
 
 use tempfile::tempdir;
 
-use super::support::{metrics, paceline, resumes_elsewhere};
+use super::support::{metrics, paceline, resumes_elsewhere, write_text};
 
 /// Dropout and clipping included; the last step of an epoch has fewer samples.
 const JOB: &str = "--task lm --layers 4 --heads 2 --width 16 --context 32 --global-batch 64 --dropout 0.2 --clip-norm 0.5 \
@@ -11,7 +11,12 @@ const JOB: &str = "--task lm --layers 4 --heads 2 --width 16 --context 32 --glob
 #[test]
 fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
     let folder = tempdir().expect("a folder");
-    let train = |line: &str| paceline(folder.path(), &format!("train {JOB} --epochs 1 {line}"));
+    // 10 steps.
+    write_text(folder.path(), 380);
+    let train = |line: &str| {
+        let line = format!("train {JOB} --data text.txt --epochs 1 {line}");
+        paceline(folder.path(), &line)
+    };
     let alone = train("--run-dir alone --nproc-per-node 1");
     let alone = alone.is_well().hash().to_owned();
     for (run, line) in [
@@ -61,9 +66,8 @@ fn every_schedule_on_two_and_four_ranks_has_the_bits_of_one() {
 
 #[test]
 fn a_pipelines_checkpoint_resumes_without_one_and_the_reverse() {
-    let line = format!("{JOB} --epochs 2");
     resumes_elsewhere(
-        &line,
+        JOB,
         "--nproc-per-node 2 --pp 2",
         "--nproc-per-node 4 --pp 4",
     );

@@ -50,9 +50,14 @@ pub(crate) fn start(folder: &Path, line: &str) -> Running {
 /// A folder with a text of 2,808 bytes, `text.txt`.
 pub(crate) fn text_folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
-    let line = "the quick brown fox jumps over the lazy dog, naïvely\n";
-    fs::write(folder.path().join("text.txt"), line.repeat(52)).expect("a file");
+    write_text(folder.path(), 52);
     folder
+}
+
+/// Writes `text.txt` of so many lines of 54 bytes.
+pub(crate) fn write_text(folder: &Path, lines: usize) {
+    let line = "the quick brown fox jumps over the lazy dog, naïvely\n";
+    fs::write(folder.join("text.txt"), line.repeat(lines)).expect("a file");
 }
 
 /// The hash of the weights that a training ends with.
@@ -373,14 +378,20 @@ impl Ended {
     }
 }
 
+/// Lines of the text of [`resumes_elsewhere`]: 33 steps of 64 contexts of 32 bytes in an epoch.
+const RESUMED_LINES: usize = 1520;
+
 /// Checks that a job of two epochs ends with the bits of one rank if it is killed in the layout `first`, stopped on one rank, and
 /// ended in the layout `last`, and that its model writes text.
 #[track_caller]
 pub(crate) fn resumes_elsewhere(job: &str, first: &str, last: &str) {
     let folder = tempfile::tempdir().expect("a folder");
+    write_text(folder.path(), RESUMED_LINES);
+    let job = &format!("{job} --data text.txt --epochs 2");
     let line = format!("train {job} --run-dir whole --nproc-per-node 1");
     let whole = hash_of(folder.path(), &line);
     let (folder, ()) = in_time(|folder| {
+        write_text(folder, RESUMED_LINES);
         let line = format!("train {job} --run-dir run {first} --save-every 3");
         let killed = start(folder, &line);
         killed.has_printed("epoch 1/2");
