@@ -94,12 +94,12 @@ impl<'a, M: Module> Checkpoint<'a, M> {
         ddp.is_split() || ddp.has_hook_state() || matches!(self.optimizer, OptimizerRef::Sharded(_))
     }
 
-    /// About as many bytes as the files have.
+    /// At most about as many bytes as the files have.
     pub(crate) fn bytes(&self, ddp: &Ddp) -> u64 {
         let tensors = ddp.tensors(self.model).into_iter();
         let bytes = tensors.map(|(_, shape, dtype)| shape.iter().product::<usize>() * dtype.size());
-        // The weights and two moments of each, as Adam has.
-        3 * bytes.sum::<usize>() as u64
+        // The weights, two moments of each, as Adam has, and an average.
+        4 * bytes.sum::<usize>() as u64
     }
 
     /// Copies what this rank has of dealt state; of what all replicas have, only the first one's copy counts.

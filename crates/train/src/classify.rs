@@ -220,21 +220,10 @@ impl TrainTask for Dataset {
     fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
         let outputs = self.outputs(model, batch, compute);
         Ok(match (&batch.labels, &self.class_weights) {
-            (Labels::Classes(labels), None) => {
-                let of = |labels: &[u32]| {
-                    let scores = Scores::of(outputs.clone(), labels);
-                    scores.smoothed_loss(compute.label_smoothing)
-                };
-                let own = of(labels);
-                match batch.mixed {
-                    None => own,
-                    Some(share) => {
-                        let opposite: Vec<u32> = labels.iter().rev().copied().collect();
-                        let rest = of(&opposite).mean.mul_scalar(1.0 - share);
-                        Loss::new(own.mean.mul_scalar(share) + rest, labels.len())
-                    }
-                }
-            }
+            (Labels::Classes(labels), None) => match batch.mixed {
+                None => Scores::of(outputs, labels).smoothed_loss(compute.label_smoothing),
+                Some(share) => Scores::mixed_loss(outputs, labels, share, compute.label_smoothing),
+            },
             (Labels::Classes(labels), Some(weights)) => {
                 let weight = labels.iter().map(|label| weights[*label as usize]).sum();
                 Scores::of(outputs, labels).weighted_loss(weights, weight)

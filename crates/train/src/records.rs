@@ -70,8 +70,8 @@ pub(crate) struct Figure {
 /// The key of the mean loss of the held-out data.
 pub(crate) const HELD_OUT_LOSS: &str = "held_out_loss";
 
-/// What the lines of an evaluation and of an epoch have besides the metrics.
-const TAKEN: [&str; 13] = [
+/// Fields of the lines of an evaluation and of an epoch; the others are metrics of the held-out data.
+pub(crate) const NO_METRICS: [&str; 8] = [
     "kind",
     "step",
     "epoch",
@@ -80,20 +80,20 @@ const TAKEN: [&str; 13] = [
     "samples_per_second",
     "tokens_per_second",
     "skipped_steps",
-    // Of other records.
-    "skipped",
-    "back_to",
-    "before",
-    "now",
-    "signal",
 ];
+
+/// Fields of other records.
+const OTHERS: [&str; 5] = ["skipped", "back_to", "before", "now", "signal"];
 
 impl HeldOut {
     /// *Errors*: a metric with the name of another figure of the record.
     pub(crate) fn new(loss: f64, metrics: Vec<Metric>) -> Result<Self, TrainError> {
         let is_taken = |(at, metric): (usize, &Metric)| {
             let earlier = metrics[..at].iter().map(|metric| metric.name);
-            earlier.chain(TAKEN).any(|name| name == metric.name)
+            earlier
+                .chain(NO_METRICS)
+                .chain(OTHERS)
+                .any(|name| name == metric.name)
         };
         match metrics.iter().enumerate().find(|metric| is_taken(*metric)) {
             None => Ok(Self { loss, metrics }),

@@ -86,6 +86,20 @@ impl Scores {
         Loss::new(self.loss().mean + moved, count)
     }
 
+    /// The smoothed loss of predictions for mixtures of samples: `mixed` is the share of each sample's own class, and the rest is that of its
+    /// opposite, which is the last one for the first.
+    ///
+    /// *Shape*: `[predictions, classes]`.
+    pub(crate) fn mixed_loss(scores: Tensor<2>, own: &[u32], mixed: f64, smoothing: f64) -> Loss {
+        let opposite: Vec<u32> = own.iter().rev().copied().collect();
+        let [own, opposite] = [own, &opposite].map(|right| {
+            let scores = Self::of(scores.clone(), right);
+            scores.smoothed_loss(smoothing)
+        });
+        let mean = own.mean.mul_scalar(mixed) + opposite.mean.mul_scalar(1.0 - mixed);
+        Loss::new(mean, own.count)
+    }
+
     /// The mean cross entropy weighted by the right class of each prediction, as PyTorch's `CrossEntropyLoss(weight=..)`. `weight` is the sum of
     /// these weights.
     pub(crate) fn weighted_loss(self, weights: &[f32], weight: f32) -> Loss {
@@ -138,46 +152,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smoothed_labels_give_pytorchs_loss_and_gradient() {
+    fn smoothed_and_mixed_labels_give_pytorchs_loss_and_gradient() {
         let device = Device::flex().autodiff();
         let logits = [[2.0_f32, -1.0, 0.5], [0.0, 3.0, 1.0]];
-        let right = [0_usize, 2];
-        for share in [0.0, 0.1, 0.5] {
-            // (1 - share) times the negative logarithm of the right class's probability, and share times the mean of those of all.
-            let targets = |row: usize, class: usize| {
-                share / 3.0
-                    + if right[row] == class {
-                        1.0 - share
-                    } else {
-                        0.0
-                    }
+        let right = [0_u32, 2];
+        for (smoothing, mixed) in [(0.0, 1.0), (0.1, 1.0), (0.5, 1.0), (0.0, 0.75), (0.1, 0.25)] {
+            // The cross entropy with probabilities as labels.
+            let target = |row: usize, class: usize| {
+                let is = |right: u32| f64::from(u8::from(right as usize == class));
+                let label = mixed * is(right[row]) + (1.0 - mixed) * is(right[1 - row]);
+                smoothing / 3.0 + (1.0 - smoothing) * label
             };
             let (mut loss, mut gradient) = (0.0, Vec::new());
             for (row, scores) in logits.iter().enumerate() {
                 let scores = scores.map(f64::from);
                 let total: f64 = scores.iter().map(|score| score.exp()).sum();
                 for (class, score) in scores.iter().enumerate() {
-                    let target = targets(row, class);
+                    let target = target(row, class);
                     loss -= target * (score - total.ln()) / 2.0;
                     gradient.push((score.exp() / total - target) / 2.0);
                 }
             }
-            let scores = Tensor::<2>::from_floats(logits, &device).require_grad();
-            let of = Scores {
-                classes: Classes::Whole(scores.clone()),
-                right: Tensor::from_ints([0, 2], &device),
+            let check = |scores: Tensor<2>, found: Loss| {
+                assert_eq!(found.count, 2);
+                let gradients = scores.grad(&found.mean.backward()).expect("a gradient");
+                let gradients = gradients.into_data().iter::<f64>().collect::<Vec<_>>();
+                let mean: f64 = found.mean.into_data().iter::<f64>().sum();
+                assert!((mean - loss).abs() < 1e-6, "{mean} {loss}");
+                for (found, expected) in gradients.iter().zip(&gradient) {
+                    assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+                }
             };
-            let Loss { mean, count, .. } = of.smoothed_loss(share);
-            assert_eq!(count, 2);
-            let found = scores.grad(&mean.backward()).expect("a gradient");
-            let found = found.into_data().iter::<f64>().collect::<Vec<_>>();
-            let mean: f64 = mean.into_data().iter::<f64>().sum();
-            assert!((mean - loss).abs() < 1e-6, "{share}: {mean} {loss}");
-            for (found, expected) in found.iter().zip(&gradient) {
-                assert!(
-                    (found - expected).abs() < 1e-6,
-                    "{share}: {found} {expected}"
-                );
+            let leaf = || Tensor::<2>::from_floats(logits, &device).require_grad();
+            let scores = leaf();
+            let found = Scores::mixed_loss(scores.clone(), &right, mixed, smoothing);
+            check(scores, found);
+            if mixed == 1.0 {
+                let scores = leaf();
+                let found = Scores::of(scores.clone(), &right).smoothed_loss(smoothing);
+                check(scores, found);
             }
         }
     }

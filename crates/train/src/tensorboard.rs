@@ -14,6 +14,7 @@ use std::time::SystemTime;
 use serde_json::{Map, Value};
 
 use crate::protobuf::Message;
+use crate::records::{HELD_OUT_LOSS, NO_METRICS};
 use crate::run_dir::key;
 use crate::spans;
 
@@ -54,18 +55,6 @@ const OF_SECOND: [(&str, &str); 3] = [
     ("samples", "train/samples_per_second"),
     ("tokens", "train/tokens_per_second"),
     ("waited_seconds", "train/waited_share"),
-];
-
-/// Scalars of an epoch; those of an evaluation that are not here are metrics of the held-out data.
-const OF_EPOCH: [(&str, Option<&str>); 8] = [
-    ("kind", None),
-    ("step", None),
-    ("epoch", None),
-    ("held_out_loss", Some("held_out/loss")),
-    ("train_loss", Some("epoch/train_loss")),
-    ("samples_per_second", Some("epoch/samples_per_second")),
-    ("tokens_per_second", Some("epoch/tokens_per_second")),
-    ("skipped_steps", Some("epoch/skipped_steps")),
 ];
 
 /// An event file that is written.
@@ -174,10 +163,11 @@ fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
         }
         Some("epoch" | "evaluation") => {
             let scalar = |(key, value): (&String, &Value)| {
-                let known = OF_EPOCH.iter().find(|(other, _)| other == key);
-                let tag = match known {
-                    Some((_, tag)) => Cow::Borrowed((*tag)?),
-                    None => Cow::Owned(format!("held_out/{key}")),
+                let tag = match &**key {
+                    "kind" | "step" | "epoch" => return None,
+                    HELD_OUT_LOSS => Cow::Borrowed("held_out/loss"),
+                    key if NO_METRICS.contains(&key) => Cow::Owned(format!("epoch/{key}")),
+                    key => Cow::Owned(format!("held_out/{key}")),
                 };
                 Some((tag, value.as_f64()?))
             };
