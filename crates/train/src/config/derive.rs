@@ -68,7 +68,10 @@ pub(super) fn of_task(settings: &mut Settings) {
     };
     settings.set_default("model", model, None);
     settings.set_default("global_batch", batch, None);
-    let is_for_large = matches!(settings.word("model"), Some("resnet18" | "resnet50"));
+    let is_for_large = matches!(
+        settings.word("model"),
+        Some("resnet18" | "resnet50" | "vit-tiny")
+    );
     let crop = match image_size.map_or(is_for_large, is_large) {
         true => "resized",
         false => "pad",
