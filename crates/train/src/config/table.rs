@@ -66,6 +66,8 @@ pub(super) enum Need {
     /// A model of blocks.
     Blocks,
     Columns,
+    /// Rows of a table.
+    Rows,
     /// Data without a split of its own.
     Split,
     /// Images in files.
@@ -272,7 +274,7 @@ settings! {
         .also(&["categorical_features", "categorical_feature", "cat_features"]);
     separator: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "What separates cells: comma, semicolon, tab, pipe, space, or another character")
-        .unset("told from the first line").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .unset("told from the first line").fixed(SAMPLES).needs(Need::Rows).built_in()
         .also(&["sep", "delimiter"]);
     missing_values: MissingValues = row(TABLES, Kind::Word(&["error", "fill"]),
         "Features without a value, such as empty cells and NA: error refuses them; fill takes a column's mean over the training rows, and makes \
@@ -280,7 +282,7 @@ settings! {
         .or("error").fixed(SAMPLES).needs(Need::Columns).built_in();
     bad_samples: BadSamples = row(TABLES, Kind::Word(&["stop", "skip"]),
         "Lines that cannot be used: stop names the first one, skip leaves them out and counts them")
-        .or("stop").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .or("stop").fixed(SAMPLES).needs(Need::Rows).built_in()
         .also(&["on_bad_lines", "error_bad_lines"]);
     model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "vit-tiny", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a residual network or a Vision Transformer for images; a GPT with about this many parameters for lm")
@@ -405,6 +407,10 @@ settings! {
     std: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
         "Standard deviation of the intensities, which they are divided by")
         .unset("ImageNet's: 0.229,0.224,0.225").fixed(SAMPLES).needs(Need::Images).built_in();
+    text_column: Option<String> = row(MODEL, Kind::Optional(&Kind::Text),
+        "Column of a table with the texts to train on, a document in each row")
+        .unset("the column named text").fixed(SAMPLES).needs(Need::LanguageModel).built_in()
+        .also(&["dataset_text_field", "text_field"]);
     tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
         .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();

@@ -56,6 +56,7 @@ random_crop         pad                          default
 hflip               0.5                          default
 mean                none                         default (ImageNet's: 0.485,0.456,0.406)
 std                 none                         default (ImageNet's: 0.229,0.224,0.225)
+text_column         none                         default (the column named text)
 tokenizer           none                         default (bytes)
 vocab               none                         default (1024)
 context             none                         default (from --model)
