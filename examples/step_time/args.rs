@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use paceline::device::{DeviceError, DeviceKind};
 use paceline::nn::gpt::Gpt;
+use paceline::nn::vit::Vit;
 use paceline::{Backend, CommHook, CommHookParseError, Precision, Reduction};
 
 use super::workloads::mlp::Mlp;
-use super::workloads::vit::Vit;
 use super::workloads::{ResNet20, ResNet50, Workload};
 
 pub(crate) const USAGE: &str = "\

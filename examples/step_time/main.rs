@@ -26,6 +26,7 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Int, Tensor};
 use paceline::device;
 use paceline::nn::gpt::Gpt;
+use paceline::nn::vit::Vit;
 use paceline::nn::{AdamWConfig, cross_entropy};
 use paceline::timeline::{Activity, Timeline};
 use paceline::{Ddp, DdpOptions, Precision, ProcessGroup, ReduceOp, weights};
@@ -33,7 +34,6 @@ use serde_json::{Value, json};
 
 use args::{Args, USAGE};
 use workloads::mlp::Mlp;
-use workloads::vit::Vit;
 use workloads::{ResNet20, ResNet50, Workload};
 
 /// As in the PyTorch script, so that both do the same work.

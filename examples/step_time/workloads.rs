@@ -1,16 +1,15 @@
 //! The timed workloads: their shapes, synthetic data and sizes.
 
 pub(crate) mod mlp;
-pub(crate) mod vit;
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline::Precision;
 use paceline::nn::gpt::{Gpt, GptConfig};
 use paceline::nn::resnet::{Basic, Bottleneck, ResNet};
+use paceline::nn::vit::{Vit, VitConfig};
 
 use mlp::Mlp;
-use vit::Vit;
 
 /// A model and its data.
 pub(crate) trait Workload: Module {
@@ -79,10 +78,14 @@ fn resnet50(device: &Device) -> ResNet50 {
     ResNet::resnet50(3, 1000, device)
 }
 
+fn vit(device: &Device) -> Vit {
+    VitConfig::TINY.init(device)
+}
+
 classifies_images!(Mlp, Mlp::new, "mlp", 128, [784], 2);
 classifies_images!(ResNet20, resnet20, "resnet20", 64, [3, 32, 32], 4);
 classifies_images!(ResNet50, resnet50, "resnet50", 4, [3, 224, 224], 4);
-classifies_images!(Vit, Vit::new, "vit", 8, [3, 224, 224], 4);
+classifies_images!(Vit, vit, "vit", 8, [3, 224, 224], 4);
 
 const GPT: GptConfig = GptConfig {
     vocabulary: 512,

@@ -1,16 +1,15 @@
 //! GPT: a language model made of a list of transformer blocks.
 
-use burn::module::{Initializer, Module};
-use burn::nn::{
-    Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear,
-};
+use burn::module::Module;
+use burn::nn::{Dropout, DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig};
 use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
-use crate::{Block, attention, gelu, in_f32, last_linear, layer_norm, linear, scores, to_device};
+use crate::transformer::{DEVIATION, TransformerBlock, TransformerBlockConfig, normal};
+use crate::{Block, in_f32, layer_norm, scores, to_device};
 
-/// Standard deviation of the initial weights.
-const DEVIATION: f64 = 0.02;
+/// Added to variances by all norms.
+const EPSILON: f64 = 1e-5;
 
 /// The shape of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,11 +36,16 @@ impl GptConfig {
     /// If `heads` does not divide `width`.
     #[must_use]
     pub fn init(&self, device: &Device) -> Gpt {
-        let Self { width, heads, .. } = *self;
-        assert!(
-            heads > 0 && width.is_multiple_of(heads),
-            "{heads} heads do not divide a width of {width}"
-        );
+        let width = self.width;
+        let block = TransformerBlockConfig {
+            width,
+            heads: self.heads,
+            is_causal: true,
+            dropout: self.dropout,
+            epsilon: EPSILON,
+            // Each block adds two residuals; their sum then keeps its size at any depth.
+            residual_deviation: DEVIATION / (2.0 * self.layers as f64).sqrt(),
+        };
         let embedding = |count| {
             let config = EmbeddingConfig::new(count, width);
             config.with_initializer(normal(DEVIATION)).init(device)
@@ -54,9 +58,11 @@ impl GptConfig {
         Gpt {
             embedding: Block::shared(0, embedding),
             blocks: (1..=self.layers)
-                .map(|index| Block::new(index, GptBlock::new(self, device)))
+                .map(|index| Block::new(index, block.init(device)))
                 .collect(),
-            norm: LayerNormConfig::new(width).init(device),
+            norm: LayerNormConfig::new(width)
+                .with_epsilon(EPSILON)
+                .init(device),
         }
     }
 }
@@ -88,7 +94,7 @@ pub struct Gpt {
     /// Block 0, which makes the input of the others.
     pub embedding: Block<GptEmbedding>,
     /// The blocks from 1 on, in the order of the forward pass.
-    pub blocks: Vec<Block<GptBlock>>,
+    pub blocks: Vec<Block<TransformerBlock>>,
     /// The norm before the scores.
     pub norm: LayerNorm,
 }
@@ -107,7 +113,7 @@ impl Gpt {
     pub fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.embedding.forward(tokens, GptEmbedding::forward);
         let blocks = self.blocks.iter();
-        blocks.fold(x, |x, block| block.forward(x, GptBlock::forward))
+        blocks.fold(x, |x, block| block.forward(x, TransformerBlock::forward))
     }
 
     /// The scores, from the last block's output.
@@ -142,76 +148,6 @@ impl GptEmbedding {
         self.dropout
             .forward(self.tokens.forward(tokens) + positions)
     }
-}
-
-/// A transformer layer: attention over the tokens so far, then two linear layers, each behind a norm and beside a residual
-/// connection.
-#[derive(Module, Debug)]
-pub struct GptBlock {
-    /// The norm before attention.
-    pub attention_norm: LayerNorm,
-    /// The queries of all heads, one head after another; so are keys and values.
-    pub query: Linear,
-    /// The keys.
-    pub key: Linear,
-    /// The values.
-    pub value: Linear,
-    /// From the heads back to the width.
-    pub output: Linear,
-    /// The norm before the two linear layers.
-    pub feed_norm: LayerNorm,
-    /// The first of them, before GELU.
-    pub up: Linear,
-    /// The second.
-    pub down: Linear,
-    /// Acts on both residuals.
-    pub dropout: Dropout,
-    /// Number of attention heads.
-    #[module(skip)]
-    pub heads: usize,
-}
-
-impl GptBlock {
-    fn new(config: &GptConfig, device: &Device) -> Self {
-        let width = config.width;
-        let norm = || LayerNormConfig::new(width).init(device);
-        let layer = |from, to, deviation| Linear {
-            weight: normal(deviation).init([from, to], device),
-            bias: Some(Initializer::Zeros.init([to], device)),
-        };
-        // Each block adds two residuals; their sum then keeps its size at any depth.
-        let residual = DEVIATION / (2.0 * config.layers as f64).sqrt();
-        Self {
-            attention_norm: norm(),
-            query: layer(width, width, DEVIATION),
-            key: layer(width, width, DEVIATION),
-            value: layer(width, width, DEVIATION),
-            output: layer(width, width, residual),
-            feed_norm: norm(),
-            up: layer(width, 4 * width, DEVIATION),
-            down: layer(4 * width, width, residual),
-            dropout: DropoutConfig::new(config.dropout).init(),
-            heads: config.heads,
-        }
-    }
-
-    /// *Shape*: `[batch, length, width]`, in and out.
-    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let y = in_f32(x.clone(), |x| layer_norm(&self.attention_norm, x));
-        let x = x + self.dropout.forward(self.attend(y));
-        let y = in_f32(x.clone(), |x| layer_norm(&self.feed_norm, x));
-        let y = last_linear(&self.down, gelu(linear(&self.up, y)));
-        x + self.dropout.forward(y)
-    }
-
-    fn attend(&self, x: Tensor<3>) -> Tensor<3> {
-        let inputs = [&self.query, &self.key, &self.value].map(|layer| linear(layer, x.clone()));
-        linear(&self.output, attention(inputs, self.heads, true))
-    }
-}
-
-fn normal(std: f64) -> Initializer {
-    Initializer::Normal { mean: 0.0, std }
 }
 
 #[cfg(test)]

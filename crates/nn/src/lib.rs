@@ -11,7 +11,7 @@
 //! - [`attention`]: of several heads, without a tensor of all weights.
 //! - [`cross_entropy`] and [`AdamWConfig`]: Burn's loss and optimizer, in one pass over memory; [`MuonConfig`]: Burn's Muon, with the same
 //!   bits on any machine; [`Ema`]: a moving average of the weights beside any optimizer.
-//! - [`gpt`]: a language model made of blocks; [`resnet`]: networks for images.
+//! - [`gpt`]: a language model made of [transformer blocks](TransformerBlock); [`vit`] and [`resnet`]: networks for images.
 //! - [`tape`]: an output that was computed elsewhere, a gradient that is supplied from outside, a backward pass that starts
 //!   from given gradients.
 
@@ -36,8 +36,10 @@ mod run;
 mod supply;
 pub mod tape;
 mod tensors;
+mod transformer;
 mod turn;
 mod values;
+pub mod vit;
 
 pub use activation::{gelu, relu};
 pub use adamw::{AdamW, AdamWConfig};
@@ -58,4 +60,5 @@ pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use run::draw_seed;
 pub use supply::Supply;
 pub use tensors::{Kind, MapTensors, Tensors, to_device};
+pub use transformer::{TransformerBlock, TransformerBlockConfig};
 pub use turn::Turn;

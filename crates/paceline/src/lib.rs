@@ -91,9 +91,10 @@ pub mod collectives {
 /// Burn's layers with the same bits on any machine, and parts of a model that can be run in several ways with the same bits.
 pub mod nn {
     pub use paceline_nn::{
-        AdamW, AdamWConfig, Block, Ema, MapTensors, Pass, Recompute, Tensors, attention,
-        batch_norm, batch_norm_add_relu, batch_norm_relu, checkpoint, conv2d, cross_entropy, gelu,
-        gpt, last_linear, layer_norm, linear, product, relu, resnet, scores, to_device,
+        AdamW, AdamWConfig, Block, Ema, MapTensors, Pass, Recompute, Tensors, TransformerBlock,
+        TransformerBlockConfig, attention, batch_norm, batch_norm_add_relu, batch_norm_relu,
+        checkpoint, conv2d, cross_entropy, gelu, gpt, last_linear, layer_norm, linear, product,
+        relu, resnet, scores, to_device, vit,
     };
 }
 

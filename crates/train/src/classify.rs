@@ -152,6 +152,9 @@ impl TrainTask for Dataset {
         let Schema {
             features, target, ..
         } = &self.schema;
+        config.model.fits(*features).map_err(|why| {
+            TrainError::usage(why, "choose another --model, or images of another size")
+        })?;
         Ok(Net::new(*features, target.outputs(), config.model, device))
     }
 
@@ -172,11 +175,10 @@ impl TrainTask for Dataset {
     }
 
     fn model_name(&self, config: &TrainConfig) -> String {
-        match config.model.is_resnet() {
-            true => format!("{:?}", config.model).to_lowercase(),
-            false => {
-                format!("{:?} {}", config.model, self.schema.features.network()).to_lowercase()
-            }
+        let name = config.model.name();
+        match config.model.is_of_images() {
+            true => name,
+            false => format!("{name} {}", self.schema.features.network()),
         }
     }
 

@@ -410,19 +410,33 @@ pub enum ModelSize {
     Resnet18,
     /// A larger one.
     Resnet50,
+    /// A Vision Transformer for images.
+    #[serde(rename = "vit-tiny")]
+    VitTiny,
 }
 
 impl ModelSize {
-    /// Whether it is a residual network, which is only for images.
-    pub(crate) fn is_resnet(self) -> bool {
-        matches!(self, Self::Resnet20 | Self::Resnet18 | Self::Resnet50)
+    /// As in the settings.
+    pub(crate) fn name(self) -> String {
+        let name = serde_json::to_value(self).expect("it always encodes");
+        name.as_str().expect("a word").to_owned()
+    }
+
+    /// Whether it is a residual network or a Vision Transformer, which are only for images.
+    pub(crate) fn is_of_images(self) -> bool {
+        self == Self::Resnet20 || self.is_of_large_images()
+    }
+
+    /// Whether it is made for images of ImageNet's size.
+    fn is_of_large_images(self) -> bool {
+        matches!(self, Self::Resnet18 | Self::Resnet50 | Self::VitTiny)
     }
 
     /// Side of the images that it is made for, in pixels.
     fn image_size(self) -> usize {
-        match self {
-            Self::Resnet18 | Self::Resnet50 => 224,
-            _ => 32,
+        match self.is_of_large_images() {
+            true => 224,
+            false => 32,
         }
     }
 }

@@ -18,6 +18,7 @@ use paceline_usage::files::replace;
 use crate::classify::{FEATURES_ENTRY, saved_schema};
 use crate::data::{Features, Target};
 use crate::error::TrainError;
+use crate::init::transposed;
 use crate::language::{GPT_ENTRY, TOKENIZER_ENTRY};
 use crate::tokenizer::{FILE as TOKENIZER_FILE, Tokenizer};
 use crate::torch_names::{TorchLayout, torch_tensors};
@@ -240,32 +241,26 @@ impl Model {
 }
 
 /// The tensors by PyTorch's names and in its layouts; `None` unless they are those of a built-in model.
-fn as_in_torch(tensors: &[(String, TensorData)]) -> Option<Vec<(String, TensorData)>> {
+pub(crate) fn as_in_torch(tensors: &[(String, TensorData)]) -> Option<Vec<(String, TensorData)>> {
     let places = torch_tensors(tensors.iter().map(|(path, _)| &**path))?;
-    let mut thirds: BTreeMap<String, [Option<&TensorData>; 3]> = BTreeMap::new();
+    let mut thirds: BTreeMap<String, (usize, [Option<TensorData>; 3])> = BTreeMap::new();
+    let mut put = |name, axis, at: usize, part| {
+        let (_, parts) = thirds.entry(name).or_insert((axis, Default::default()));
+        parts[at] = Some(part);
+    };
     let mut named = Vec::with_capacity(tensors.len());
     for (place, (_, data)) in places.into_iter().zip(tensors) {
         match place.layout {
             TorchLayout::Same => named.push((place.name, data.clone())),
-            TorchLayout::Transposed => named.push((place.name, transposed(data))),
-            TorchLayout::Third(at) => thirds.entry(place.name).or_default()[at] = Some(data),
+            TorchLayout::Transposed => named.push((place.name, transposed(data)?)),
+            TorchLayout::Third(at) => put(place.name, data.shape().len() - 1, at, data.clone()),
+            TorchLayout::TransposedThird(at) => put(place.name, 0, at, transposed(data)?),
         }
     }
-    for (name, [query, key, value]) in thirds {
-        let parts = [query?, key?, value?].map(TensorData::clone);
-        let axis = parts[0].shape().len() - 1;
-        named.push((name, weights::concat(&parts, axis)));
+    for (name, (axis, [query, key, value])) in thirds {
+        named.push((name, weights::concat(&[query?, key?, value?], axis)));
     }
     Some(named)
-}
-
-/// The transpose of a matrix of f32.
-fn transposed(data: &TensorData) -> TensorData {
-    let [rows, columns] = [data.shape()[0], data.shape()[1]];
-    let values: Vec<f32> = data.iter().collect();
-    let column = |column| values.iter().skip(column).step_by(columns).copied();
-    let values: Vec<f32> = (0..columns).flat_map(column).collect();
-    TensorData::new(values, [columns, rows])
 }
 
 /// The settings of a model for the class `GPT2LMHeadModel` of Transformers.

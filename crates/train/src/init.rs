@@ -151,7 +151,7 @@ fn assigned(
                         "{name} is {found:?} {:?}, which does not make the model's {shape:?} {dtype:?}",
                         stored.dtype()
                     ),
-                    "choose the --model that the weights are of, and images or columns of the same kind; only the head may differ",
+                    "choose the --model that the weights are of, and images or columns of the same kind and size; only the head may differ",
                 ));
             }
         }
@@ -177,19 +177,25 @@ fn laid_out(stored: &TensorData, layout: TorchLayout, dtype: DType) -> Option<Te
     let shape = data.shape().to_vec();
     match layout {
         TorchLayout::Same => Some(data),
-        TorchLayout::Transposed => {
-            let whole = (shape.len() == 2).then_some(data)?;
-            let device = Device::flex();
-            let whole = Tensor::<2>::from_data(whole, (&device, dtype));
-            Some(whole.transpose().into_data())
-        }
-        TorchLayout::Third(part) => {
-            let width = *shape.last()?;
-            let third = width / 3;
-            let range = part * third..(part + 1) * third;
-            (width.is_multiple_of(3)).then(|| weights::slice(&data, shape.len() - 1, range))
-        }
+        TorchLayout::Transposed => transposed(&data),
+        TorchLayout::Third(part) => third(&data, shape.len().checked_sub(1)?, part),
+        TorchLayout::TransposedThird(part) => transposed(&third(&data, 0, part)?),
     }
+}
+
+/// The transpose of a matrix; `None` if it is none.
+pub(crate) fn transposed(data: &TensorData) -> Option<TensorData> {
+    let whole = (data.shape().len() == 2).then(|| data.clone())?;
+    let whole = Tensor::<2>::from_data(whole, (&Device::flex(), data.dtype()));
+    Some(whole.transpose().into_data())
+}
+
+/// One of three equal parts along an axis; `None` if it has not so many.
+fn third(data: &TensorData, axis: usize, part: usize) -> Option<TensorData> {
+    let width = *data.shape().to_vec().get(axis)?;
+    let third = width / 3;
+    let range = part * third..(part + 1) * third;
+    (width.is_multiple_of(3)).then(|| weights::slice(data, axis, range))
 }
 
 /// Names that look most like one that is missing, as advice.
@@ -318,31 +324,28 @@ mod tests {
     use super::*;
     use crate::config::ModelSize;
     use crate::data::Features;
+    use crate::export::as_in_torch;
     use crate::model::Net;
 
-    fn resnet18(classes: usize) -> Net {
+    fn image(size: ModelSize, side: usize, classes: usize) -> Net {
         let features = Features::Image {
-            height: 32,
-            width: 32,
+            height: side,
+            width: side,
             channels: 3,
         };
-        let device = Device::flex().autodiff();
-        Net::new(features, classes, ModelSize::Resnet18, &device)
+        Net::new(features, classes, size, &Device::flex().autodiff())
     }
 
-    /// A file as torchvision would write it.
+    fn resnet18(classes: usize) -> Net {
+        image(ModelSize::Resnet18, 32, classes)
+    }
+
+    /// A file as torchvision or timm would write it.
     fn torch_file(net: &Net) -> Vec<(String, TensorData)> {
-        let tensors = weights::export(net);
-        let names = torch_tensors(tensors.iter().map(|(path, _)| path.as_str()));
-        let names = names.expect("a built-in model");
-        let named = tensors.into_iter().zip(names).map(|((_, data), place)| {
-            let data = laid_out(&data, place.layout, data.dtype()).expect("transposed back");
-            (place.name, data)
-        });
+        let mut file = as_in_torch(&weights::export(net)).expect("a built-in model");
         let counter = TensorData::new(vec![7_i64], [1]);
-        named
-            .chain([("bn1.num_batches_tracked".to_owned(), counter)])
-            .collect()
+        file.push(("bn1.num_batches_tracked".to_owned(), counter));
+        file
     }
 
     fn assign(
@@ -354,14 +357,18 @@ mod tests {
 
     #[test]
     fn a_file_of_pytorch_and_one_of_a_run_give_the_same_weights() {
-        let (from, to) = (resnet18(10), resnet18(10));
-        let expected = weights::export(&from);
-        for file in [torch_file(&from), expected.clone()] {
-            let (values, left) = assign(&to, file).expect("it fits");
-            assert_eq!(left, [""; 0]);
-            let net = weights::import(to.clone(), values);
-            assert_eq!(weights::export(&net), expected);
+        let vit = || image(ModelSize::VitTiny, 8, 10);
+        let from = resnet18(10);
+        for (from, to) in [(from.clone(), resnet18(10)), (vit(), vit())] {
+            let expected = weights::export(&from);
+            for file in [torch_file(&from), expected.clone()] {
+                let (values, left) = assign(&to, file).expect("it fits");
+                assert_eq!(left, [""; 0]);
+                let net = weights::import(to.clone(), values);
+                assert_eq!(weights::export(&net), expected);
+            }
         }
+        let to = resnet18(10);
         let half = torch_file(&from).into_iter();
         let half = half.map(|(name, data)| match data.dtype() {
             DType::F32 => (name, data.convert_dtype(DType::F16)),

@@ -13,6 +13,7 @@ use paceline_split::tensor::{ParallelGpt, PartsError, TensorParallel};
 use paceline_usage::figures::thousands;
 
 use crate::config::TrainConfig;
+use crate::data::table::TextColumn;
 use crate::data::text::Documents;
 use crate::data::{DataProblem, VALUES_MAX};
 use crate::error::TrainError;
@@ -42,6 +43,7 @@ pub(crate) struct Text<M = Gpt> {
     gpt: GptConfig,
     train: Vec<u32>,
     held_out: Vec<u32>,
+    warnings: Vec<String>,
     model: PhantomData<fn() -> M>,
 }
 
@@ -72,6 +74,7 @@ impl<M> Text<M> {
             gpt,
             train,
             held_out,
+            warnings: documents.warnings.clone(),
             model: PhantomData,
         })
     }
@@ -255,7 +258,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     /// Rank 0 reads the tokenizer from the run directory for all.
     fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
         let documents = match &config.data {
-            Some(path) => Documents::read(path)?,
+            Some(path) => Documents::read(path, &TextColumn::new(config))?,
             None => Documents::built_in(),
         };
         let tokenizer = match group {
@@ -293,6 +296,10 @@ impl<M: LanguageModel> TrainTask for Text<M> {
             self.tokenizer.kind(),
             thousands(self.gpt.vocabulary as u64),
         )
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
     }
 
     fn len(&self, part: Part) -> usize {

@@ -1,4 +1,4 @@
-//! The built-in networks: a small convolutional one and residual ones for images, a multi-layer perceptron for tables.
+//! The built-in networks: a small convolutional one, residual ones and a Vision Transformer for images, a multi-layer perceptron for tables.
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -9,6 +9,7 @@ use burn::nn::{
 use burn::tensor::{Device, Tensor};
 use paceline_ddp::in_f32;
 use paceline_nn::resnet::{Basic, Bottleneck, ResNet};
+use paceline_nn::vit::{Vit, VitConfig};
 use paceline_nn::{batch_norm_relu, conv2d, linear, relu, to_device};
 
 use crate::config::ModelSize;
@@ -20,6 +21,14 @@ pub(crate) const POOLED_SIDE: usize = 4;
 /// Dropout rate of the hidden units.
 const DROPOUT: f64 = 0.25;
 
+/// The names of the modules in each of four parts of a Vision Transformer, for networks on several devices.
+const VIT_LAYERS: [&[&str]; 4] = [
+    &["embedding", "0", "1", "2"],
+    &["3", "4", "5"],
+    &["6", "7", "8"],
+    &["9", "10", "11", "norm", "head"],
+];
+
 /// A classifier for a data set.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per process")]
@@ -30,19 +39,39 @@ pub enum Net {
     Basic(ResNet<Basic>),
     /// ResNet-50.
     Bottleneck(ResNet<Bottleneck>),
+    /// A Vision Transformer.
+    Vit(Vit),
     /// For values without a shape.
     Mlp(Mlp),
 }
 
 impl Net {
     /// A network with random weights.
+    ///
+    /// # Panics
+    ///
+    /// If `size` is a Vision Transformer whose patches do not divide the images.
     pub fn new(features: Features, classes: usize, size: ModelSize, device: &Device) -> Self {
         match features {
-            Features::Image { channels, .. } => match size {
+            Features::Image {
+                height,
+                width,
+                channels,
+            } => match size {
                 ModelSize::Resnet20 => Self::Basic(ResNet::resnet20(channels, classes, device)),
                 ModelSize::Resnet18 => Self::Basic(ResNet::resnet18(channels, classes, device)),
                 ModelSize::Resnet50 => {
                     Self::Bottleneck(ResNet::resnet50(channels, classes, device))
+                }
+                ModelSize::VitTiny => {
+                    let config = VitConfig {
+                        channels,
+                        image: [height, width],
+                        patch: patch_side([height, width]),
+                        classes,
+                        ..VitConfig::TINY
+                    };
+                    Self::Vit(config.init(device))
                 }
                 _ => Self::Conv(ConvNet::new(channels, classes, size, device)),
             },
@@ -56,6 +85,7 @@ impl Net {
             Self::Conv(_) => &ConvNet::LAYERS,
             Self::Basic(net) => net.layers(),
             Self::Bottleneck(net) => net.layers(),
+            Self::Vit(_) => &VIT_LAYERS,
             Self::Mlp(_) => &Mlp::LAYERS,
         }
     }
@@ -77,8 +107,37 @@ impl Net {
             Self::Conv(net) => net.forward(images()),
             Self::Basic(net) => net.forward(images()),
             Self::Bottleneck(net) => net.forward(images()),
+            Self::Vit(net) => net.forward(images()),
             Self::Mlp(net) => net.forward(input),
         }
+    }
+}
+
+impl ModelSize {
+    /// Whether the network can be of such samples.
+    ///
+    /// *Errors*: why not, in words.
+    pub(crate) fn fits(self, features: Features) -> Result<(), String> {
+        let Features::Image { height, width, .. } = features else {
+            return Ok(());
+        };
+        let patch = patch_side([height, width]);
+        let is_whole = height.is_multiple_of(patch) && width.is_multiple_of(patch);
+        match self == Self::VitTiny && !is_whole {
+            false => Ok(()),
+            true => Err(format!(
+                "vit-tiny cuts images of {height} x {width} pixels into patches of {patch} x {patch}, which do not divide them"
+            )),
+        }
+    }
+}
+
+/// Side of the patches of an image with these sides, in pixels: 16 as for ImageNet, or less, so that a small image has some 64 patches too.
+pub(crate) fn patch_side(sides: [usize; 2]) -> usize {
+    match sides.into_iter().min() {
+        Some(128..) => VitConfig::TINY.patch,
+        Some(64..) => 8,
+        _ => 4,
     }
 }
 

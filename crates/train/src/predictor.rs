@@ -6,13 +6,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
 use crate::classify::{FEATURES_ENTRY, MODEL_ENTRY, evaluation_images, saved_schema};
-use crate::config::TrainConfig;
+use crate::config::{ModelSize, TrainConfig};
 use crate::data::table::{TableOptions, Unlabelled};
 use crate::data::{DataError, Features, Schema, Target, idx, images};
 use crate::error::TrainError;
 use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
-use crate::trained::{Which, entry};
+use crate::trained::{Which, entry, misfit};
 
 /// A trained model and what it knows of its data, on the CPU.
 pub struct Predictor {
@@ -59,7 +59,9 @@ impl Predictor {
         }
         let schema = saved_schema(&saved)?;
         let device = Device::flex();
-        let size = entry(&saved, MODEL_ENTRY)?;
+        let size: ModelSize = entry(&saved, MODEL_ENTRY)?;
+        size.fits(schema.features)
+            .map_err(|why| misfit(&saved, why))?;
         let net = Net::new(schema.features, schema.target.outputs(), size, &device);
         let checkpoint = saved.path().to_owned();
         Ok(Self {

@@ -1,5 +1,5 @@
-//! PyTorch's names and layouts of the built-in models' tensors: torchvision's of residual networks, Hugging Face's of GPT-2, and the attribute
-//! names of the small networks.
+//! PyTorch's names and layouts of the built-in models' tensors: torchvision's of residual networks, timm's of Vision Transformers, Hugging Face's of
+//! GPT-2, and the attribute names of the small networks.
 
 /// Where PyTorch has a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,11 +18,13 @@ pub(crate) enum TorchLayout {
     Transposed,
     /// As one of three equal parts along the last axis: GPT-2 keeps queries, keys and values in one tensor.
     Third(usize),
+    /// As one of three equal parts along the first axis, each [transposed](Self::Transposed): so does timm, in a linear layer.
+    TransposedThird(usize),
 }
 
 /// The places of all tensors of a model, from their paths and in their order; `None` unless the model is a built-in one.
 ///
-/// A [`Third`](TorchLayout::Third) has the same name as the other two. GPT-2's other matrices are `[in, out]`, as in Burn.
+/// A third has the same name as the other two. GPT-2's other matrices are `[in, out]`, as in Burn.
 pub(crate) fn torch_tensors<'a>(
     paths: impl IntoIterator<Item = &'a str>,
 ) -> Option<Vec<TorchTensor>> {
@@ -54,7 +56,12 @@ pub(crate) fn is_of_head(path: &str) -> bool {
     let (parent, _) = path.rsplit_once('.').unwrap_or((path, ""));
     matches!(
         parent,
-        "Conv.output" | "Mlp.output" | "Basic.head" | "Bottleneck.head" | "embedding.tokens"
+        "Conv.output"
+            | "Mlp.output"
+            | "Basic.head"
+            | "Bottleneck.head"
+            | "Vit.head"
+            | "embedding.tokens"
     )
 }
 
@@ -63,6 +70,7 @@ fn torch_tensor(path: &str, blocks: usize) -> Option<TorchTensor> {
     match model {
         "Conv" | "Mlp" => attribute(rest),
         "Basic" | "Bottleneck" => residual(rest, blocks),
+        "Vit" => vit(rest),
         "embedding" | "blocks" | "norm" => gpt(path),
         _ => None,
     }
@@ -152,6 +160,54 @@ fn convolution(prefix: &str, number: &str, path: &str) -> Option<String> {
     }
 }
 
+/// Of a Vision Transformer.
+fn vit(path: &str) -> Option<TorchTensor> {
+    let name = match path {
+        "embedding.class" => "cls_token".to_owned(),
+        "embedding.positions" => "pos_embed".to_owned(),
+        _ => {
+            let (layer, tensor) = path.rsplit_once('.')?;
+            let tensor = own(tensor);
+            match layer.strip_prefix("blocks.") {
+                Some(layer) => return layer_of_vit(layer, tensor),
+                None if layer == "embedding.patches" => format!("patch_embed.proj.{tensor}"),
+                None if path == "head.weight" => return Some(transposed(path.to_owned())),
+                None => format!("{layer}.{tensor}"),
+            }
+        }
+    };
+    Some(same(name))
+}
+
+/// Of a layer in a block of a Vision Transformer: `0.query`.
+fn layer_of_vit(path: &str, tensor: &str) -> Option<TorchTensor> {
+    let (block, layer) = path.split_once('.')?;
+    let (named, is_norm) = match layer {
+        "attention_norm" => ("norm1", true),
+        "query" | "key" | "value" => ("attn.qkv", false),
+        "output" => ("attn.proj", false),
+        "feed_norm" => ("norm2", true),
+        "up" => ("mlp.fc1", false),
+        "down" => ("mlp.fc2", false),
+        _ => return None,
+    };
+    let is_matrix = tensor == "weight" && !is_norm;
+    let layout = match (third(layer), is_matrix) {
+        (Some(part), true) => TorchLayout::TransposedThird(part),
+        (Some(part), false) => TorchLayout::Third(part),
+        (None, true) => TorchLayout::Transposed,
+        (None, false) => TorchLayout::Same,
+    };
+    let name = format!("blocks.{block}.{named}.{tensor}");
+    Some(TorchTensor { name, layout })
+}
+
+/// The part of attention's common layer that one of ours is.
+fn third(layer: &str) -> Option<usize> {
+    let mut parts = ["query", "key", "value"].iter();
+    parts.position(|part| *part == layer)
+}
+
 fn gpt(path: &str) -> Option<TorchTensor> {
     let name = match path {
         "embedding.tokens.weight" => "wte.weight".to_owned(),
@@ -162,9 +218,6 @@ fn gpt(path: &str) -> Option<TorchTensor> {
             }
             let (block, layer) = path.strip_prefix("blocks.")?.split_once('.')?;
             let (layer, tensor) = layer.split_once('.')?;
-            let third = ["query", "key", "value"]
-                .iter()
-                .position(|part| *part == layer);
             let named = match layer {
                 "attention_norm" => "ln_1",
                 "query" | "key" | "value" => "attn.c_attn",
@@ -175,7 +228,7 @@ fn gpt(path: &str) -> Option<TorchTensor> {
                 _ => return None,
             };
             let name = format!("h.{block}.{named}.{}", own(tensor));
-            let layout = third.map_or(TorchLayout::Same, TorchLayout::Third);
+            let layout = third(layer).map_or(TorchLayout::Same, TorchLayout::Third);
             return Some(TorchTensor { name, layout });
         }
     };
@@ -203,6 +256,10 @@ mod tests {
                 TorchLayout::Same => {}
                 TorchLayout::Transposed => shape.reverse(),
                 TorchLayout::Third(_) => *shape.last_mut().expect("an axis") *= 3,
+                TorchLayout::TransposedThird(_) => {
+                    shape.reverse();
+                    shape[0] *= 3;
+                }
             }
             (torch.name, shape)
         });
@@ -272,6 +329,38 @@ mod tests {
                 ("fc.weight", &[1000, 64]),
             ],
         );
+    }
+
+    #[test]
+    fn a_vision_transformer_has_timms_names_and_shapes() {
+        let features = Features::Image {
+            height: 224,
+            width: 224,
+            channels: 3,
+        };
+        let vit = Net::new(features, 1000, ModelSize::VitTiny, &Device::flex());
+        let found = named(&tensors(&vit));
+        // Twelve of each block, the class token, positions, patches, the last norm and the head.
+        assert_eq!(found.len(), 12 * 12 + 2 + 2 + 2 + 2);
+        for (name, shape) in [
+            ("cls_token", &[1, 1, 192][..]),
+            ("pos_embed", &[1, 197, 192]),
+            ("patch_embed.proj.weight", &[192, 3, 16, 16]),
+            ("patch_embed.proj.bias", &[192]),
+            ("blocks.0.norm1.weight", &[192]),
+            ("blocks.11.attn.qkv.weight", &[576, 192]),
+            ("blocks.11.attn.qkv.bias", &[576]),
+            ("blocks.3.attn.proj.weight", &[192, 192]),
+            ("blocks.3.norm2.bias", &[192]),
+            ("blocks.3.mlp.fc1.weight", &[768, 192]),
+            ("blocks.3.mlp.fc2.weight", &[192, 768]),
+            ("norm.bias", &[192]),
+            ("head.weight", &[1000, 192]),
+            ("head.bias", &[1000]),
+        ] {
+            let at = found.iter().find(|(found, _)| found == name);
+            assert_eq!(at.map(|(_, shape)| &**shape), Some(shape), "{name}");
+        }
     }
 
     #[test]

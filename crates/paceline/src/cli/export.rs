@@ -21,7 +21,8 @@ pub(crate) struct ExportArgs {
 
 const EXAMPLES: &str = "\
 Tensors have PyTorch's names and layouts: those of torchvision's resnet18 and resnet50, of
-Hugging Face's GPT-2, or of the attributes of small networks (docs/export.md has the classes).
+timm's vit_tiny, of Hugging Face's GPT-2, or of the attributes of small networks
+(docs/export.md has the classes).
 Classes, columns and scaling are in the metadata of safetensors and ONNX.
 
 Formats:

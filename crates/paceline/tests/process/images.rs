@@ -87,6 +87,17 @@ fn images_give_the_same_bits_on_any_ranks_and_after_a_resume_and_their_model_is_
 }
 
 #[test]
+fn a_vision_transformer_gives_the_same_bits_on_any_ranks_and_with_gathered_blocks() {
+    let folder = pictures();
+    let run = |more: &str| {
+        let line = "train --data pictures --model vit-tiny --image-size 8 --epochs 1 --global-batch 8 --shards 2";
+        hash_of(folder.path(), &format!("{line} {more}"))
+    };
+    let whole = run("--nproc-per-node 1");
+    assert_eq!(run("--nproc-per-node 2 --zero 3 --recompute blocks"), whole);
+}
+
+#[test]
 fn a_broken_image_ends_the_job_on_all_ranks_with_its_path() {
     let folder = pictures();
     let path = |name: &str| folder.path().join("pictures").join(name);

@@ -8,8 +8,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor, TensorData};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{DdpError, Placement};
-use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
-use paceline_nn::visited_block;
+use paceline_nn::gpt::{Gpt, GptEmbedding};
+use paceline_nn::{TransformerBlock, visited_block};
 
 use crate::tensor::{
     ParallelGpt, ParallelGptBlock, ParallelGptEmbedding, TensorParallel, TensorPlacement,
@@ -66,7 +66,7 @@ impl Sequential<3> for Gpt {
     }
 
     fn middle(&self, block: usize, x: Tensor<3>) -> Tensor<3> {
-        self.blocks[block - 1].forward(x, GptBlock::forward)
+        self.blocks[block - 1].forward(x, TransformerBlock::forward)
     }
 
     fn last(&self, x: Tensor<3>) -> Tensor<3> {

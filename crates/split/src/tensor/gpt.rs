@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::nn::{Dropout, Embedding, LayerNorm};
 use burn::tensor::{Int, Tensor};
-use paceline_nn::gpt::{Gpt, GptBlock, GptEmbedding};
-use paceline_nn::{Block, attention, gelu, in_f32, layer_norm};
+use paceline_nn::gpt::{Gpt, GptEmbedding};
+use paceline_nn::{Block, TransformerBlock, attention, gelu, in_f32, layer_norm};
 
 use super::layers::draw;
 use super::{
@@ -37,7 +37,9 @@ impl ParallelGpt {
     ///
     /// *Errors*: parts that do not divide the heads, the width, or with sequence parallelism the context; more parts than tokens.
     pub fn from_gpt(gpt: Gpt, tp: &TensorParallel) -> Result<Self, PartsError> {
-        let cut = |block: Block<GptBlock>| block.try_map(|block| ParallelGptBlock::new(block, tp));
+        let cut = |block: Block<TransformerBlock>| {
+            block.try_map(|block| ParallelGptBlock::new(block, tp))
+        };
         let embedding = gpt.embedding;
         let embedding = embedding.try_map(|embedding| ParallelGptEmbedding::new(embedding, tp))?;
         Ok(Self {
@@ -122,7 +124,7 @@ impl ParallelGptEmbedding {
     }
 }
 
-/// [`GptBlock`] with its heads and its inner width cut into parts.
+/// A [`TransformerBlock`] with its heads and its inner width cut into parts.
 ///
 /// *Memory*: `12 width² / ranks` weights. *Cost*: see [`ParallelGpt`].
 #[derive(Module, Debug)]
@@ -140,12 +142,14 @@ pub struct ParallelGptBlock {
     #[module(skip)]
     heads: usize,
     #[module(skip)]
+    is_causal: bool,
+    #[module(skip)]
     tp: TensorParallel,
 }
 
 impl ParallelGptBlock {
     /// This rank's parts. *Errors*: parts that do not divide the heads.
-    pub fn new(whole: GptBlock, tp: &TensorParallel) -> Result<Self, PartsError> {
+    pub fn new(whole: TransformerBlock, tp: &TensorParallel) -> Result<Self, PartsError> {
         tp.divides(whole.heads, "attention heads")?;
         Ok(Self {
             attention_norm: whole.attention_norm,
@@ -158,6 +162,7 @@ impl ParallelGptBlock {
             down: RowParallelLinear::new(whole.down, tp)?,
             dropout: whole.dropout,
             heads: whole.heads / tp.parts(),
+            is_causal: whole.is_causal,
             tp: tp.clone(),
         })
     }
@@ -168,7 +173,9 @@ impl ParallelGptBlock {
         let y = tp.enter(normed(tp, &self.attention_norm, x.clone()));
         let (query, key) = (self.query.forward(y.clone()), self.key.forward(y.clone()));
         let heads = query.into_iter().zip(key).zip(self.value.forward(y));
-        let y = heads.map(|((query, key), value)| attention([query, key, value], self.heads, true));
+        let y = heads.map(|((query, key), value)| {
+            attention([query, key, value], self.heads, self.is_causal)
+        });
         let y = self.output.forward(y.collect());
         let x = add(x, tp.dropout(&self.dropout, y));
         let y = tp.enter(normed(tp, &self.feed_norm, x.clone()));

@@ -8,8 +8,10 @@ use super::error::ConfigError;
 use super::settings::Settings;
 use super::table::{NONE, Need, OptionRow};
 use super::value::{Setting, Source, Value};
-use super::{ClassWeights, NonFinite, Optimizer, TrainConfig, Zero};
+use super::{ClassWeights, ModelSize, NonFinite, Optimizer, Task, TrainConfig, Zero};
+use crate::data::Features;
 use crate::data::table::separator_named;
+use crate::model::patch_side;
 use crate::report::plural;
 
 /// Refuses conflicting settings, with the conflict to fix first. `ranks` is the job's number if it differs from this
@@ -87,23 +89,38 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     let models = match (is_lm, has_images) {
         (true, _) => "gpt-1m, gpt-10m or gpt-124m",
         (false, false) => "tiny, small or base",
-        (false, true) => "tiny, small, base, resnet20, resnet18 or resnet50",
+        (false, true) => "tiny, small, base, resnet20, resnet18, resnet50 or vit-tiny",
     };
+    let config = TrainConfig::from_settings(settings);
     if (settings.word("model")).is_some_and(|model| {
-        model.starts_with("gpt") != is_lm || model.starts_with("resnet") && !has_images
+        model.starts_with("gpt") != is_lm || config.model.is_of_images() && !has_images
     }) {
         return misfit("model", models, "omit --model for the default".to_owned());
     }
     if !is_lm {
-        let unfit = |(row, setting): &(&OptionRow, &Setting)| {
-            matches!(row.needs, Some(Need::LanguageModel | Need::Blocks))
-                && setting.value != Value::Unset
+        let unfit = |need| {
+            let mut all = settings.iter();
+            all.find(|(row, setting)| row.needs == Some(need) && setting.value != Value::Unset)
         };
-        return settings.iter().find(unfit).map_or(Ok(()), |(row, _)| {
-            let (key, flag) = (row.key, row.flag());
-            let hint = format!("omit {flag}, or add --task lm for a language model");
-            misfit(key, "no such setting", hint)
-        });
+        if let Some((row, _)) = unfit(Need::LanguageModel) {
+            let hint = format!("omit {}, or add --task lm for a language model", row.flag());
+            return misfit(row.key, "no such setting", hint);
+        }
+        return match unfit(Need::Blocks) {
+            Some((row, _)) if config.model != ModelSize::VitTiny => Err(ConfigError::new(
+                format!(
+                    "`{}` is {}, but model {} is no list of blocks",
+                    row.key,
+                    cite(row.key),
+                    cite("model")
+                ),
+                format!(
+                    "omit {}, or choose --model vit-tiny for images or --task lm",
+                    row.flag()
+                ),
+            )),
+            _ => Ok(()),
+        };
     }
     if settings.count("vocab").is_some() && settings.word("tokenizer") != Some("bpe") {
         return Err(ConfigError::new(
@@ -111,7 +128,7 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
             "add --tokenizer bpe, or omit --vocab",
         ));
     }
-    let gpt = TrainConfig::from_settings(settings).gpt(0);
+    let gpt = config.gpt(0);
     if !gpt.width.is_multiple_of(gpt.heads) {
         let (heads, width) = (gpt.heads, gpt.width);
         return Err(ConfigError::new(
@@ -122,7 +139,7 @@ fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses a mean or a standard deviation that is not three numbers to compute with.
+/// Refuses a mean or a standard deviation that is not three numbers to compute with, and images that the model cannot be of.
 fn check_images(settings: &Settings) -> Result<(), ConfigError> {
     let is_wrong = |key: &&'static str| {
         let given = settings.word(key).map(channels);
@@ -136,7 +153,28 @@ fn check_images(settings: &Settings) -> Result<(), ConfigError> {
             format!("`{key}` is {}", settings.need(key).cite()),
             "write three numbers from 0 to 1, such as 0.5,0.5,0.5; no std is 0",
         )),
-        None => Ok(()),
+        None => check_size(settings),
+    }
+}
+
+fn check_size(settings: &Settings) -> Result<(), ConfigError> {
+    let config = TrainConfig::from_settings(settings);
+    let side = config.preparation().side;
+    let images = Features::Image {
+        height: side,
+        width: side,
+        channels: 3,
+    };
+    match config.model.fits(images) {
+        Err(why) if config.task == Task::Images => {
+            let size = settings.need("image_size").cite();
+            let next = side.next_multiple_of(patch_side([side; 2]));
+            Err(ConfigError::new(
+                format!("`image_size` is {size}, but {why}"),
+                format!("choose --image-size {next}, or another --model"),
+            ))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -578,6 +616,7 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         }
         Need::Classes if is("task", "lm") => Some("a language model has no such loss"),
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
+        Need::Rows if !is("task", "csv") && !is("task", "lm") => Some("the task has no columns"),
         Need::Classes if is("objective", "regression") => Some("numbers have no classes"),
         Need::Split if is("task", "idx") => Some("an IDX folder has held-out files"),
         Need::Split if is("task", "lm") => Some("a text has a split of its own"),

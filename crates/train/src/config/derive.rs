@@ -11,6 +11,7 @@ use super::error::ConfigError;
 use super::resolve::{JobShape, PathKind, Surroundings};
 use super::settings::Settings;
 use super::value::{Setting, Source, Value};
+use crate::data::table::is_table;
 
 /// Most ranks that `auto` starts; a number can request more.
 const AUTO_RANKS_MAX: u64 = 2;
@@ -68,7 +69,10 @@ pub(super) fn of_task(settings: &mut Settings) {
     };
     settings.set_default("model", model, None);
     settings.set_default("global_batch", batch, None);
-    let is_for_large = matches!(settings.word("model"), Some("resnet18" | "resnet50"));
+    let is_for_large = matches!(
+        settings.word("model"),
+        Some("resnet18" | "resnet50" | "vit-tiny")
+    );
     let crop = match image_size.map_or(is_for_large, is_large) {
         true => "resized",
         false => "pad",
@@ -84,20 +88,14 @@ pub(super) fn of_optimizer(settings: &mut Settings) {
     };
     settings.set_default("weight_decay", Value::Number(decay), None);
 }
-/// Endings of files that are tables, with or without a final `.gz`.
-const TABLES: [&str; 4] = [".csv", ".tsv", ".jsonl", ".ndjson"];
 
 /// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
-    let name = path.file_name().unwrap_or_default();
-    let name = name.to_string_lossy().to_lowercase();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    let is_table = TABLES.iter().any(|ending| name.ends_with(ending));
     match kind {
         PathKind::ImageFolder => Ok("images"),
         PathKind::Folder => Ok("idx"),
         // Even a missing file: the error is then that it is missing.
-        PathKind::File | PathKind::Missing if is_table => Ok("csv"),
+        PathKind::File | PathKind::Missing if is_table(path) => Ok("csv"),
         PathKind::File => Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
         PathKind::Missing => Err("there is no such file or folder"),
     }

@@ -66,6 +66,8 @@ pub(super) enum Need {
     /// A model of blocks.
     Blocks,
     Columns,
+    /// Rows of a table.
+    Rows,
     /// Data without a split of its own.
     Split,
     /// Images in files.
@@ -272,7 +274,7 @@ settings! {
         .also(&["categorical_features", "categorical_feature", "cat_features"]);
     separator: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "What separates cells: comma, semicolon, tab, pipe, space, or another character")
-        .unset("told from the first line").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .unset("told from the first line").fixed(SAMPLES).needs(Need::Rows).built_in()
         .also(&["sep", "delimiter"]);
     missing_values: MissingValues = row(TABLES, Kind::Word(&["error", "fill"]),
         "Features without a value, such as empty cells and NA: error refuses them; fill takes a column's mean over the training rows, and makes \
@@ -280,10 +282,10 @@ settings! {
         .or("error").fixed(SAMPLES).needs(Need::Columns).built_in();
     bad_samples: BadSamples = row(TABLES, Kind::Word(&["stop", "skip"]),
         "Lines that cannot be used: stop names the first one, skip leaves them out and counts them")
-        .or("stop").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .or("stop").fixed(SAMPLES).needs(Need::Rows).built_in()
         .also(&["on_bad_lines", "error_bad_lines"]);
-    model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "gpt-1m", "gpt-10m", "gpt-124m"]),
-        "Size of the network: tiny, small, base; a residual network for images; a GPT with about this many parameters for lm")
+    model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "vit-tiny", "gpt-1m", "gpt-10m", "gpt-124m"]),
+        "Size of the network: tiny, small, base; a residual network or a Vision Transformer for images; a GPT with about this many parameters for lm")
         .derived("small; resnet20 for image folders, resnet18 from --image-size 64 on; gpt-1m for lm").fixed(WEIGHTS).built_in();
     epochs: usize = row(LEARNING, Kind::Count { min: 1, max: 1_000_000 },
         "Passes over the training data")
@@ -383,9 +385,13 @@ settings! {
          samples / (classes * samples of the class)")
         .or("none").fixed(OPTIMIZER).needs(Need::Classes).built_in()
         .also(&["class_weight"]);
+    recompute: Option<String> = row(LEARNING, Kind::Optional(&Kind::Recompute),
+        "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
+         N-th, or burn for Burn's own strategy")
+        .unset(NONE).needs(Need::Blocks);
     image_size: Option<usize> = row(IMAGES, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Side of the square that an image is resized and cropped to, in pixels")
-        .unset("224 with resnet18 and resnet50, else 32").fixed(SAMPLES).needs(Need::Images).built_in()
+        .unset("224 with resnet18, resnet50 and vit-tiny, else 32").fixed(SAMPLES).needs(Need::Images).built_in()
         .also(&["img_size", "image_height", "crop_size", "train_crop_size"]);
     random_crop: RandomCrop = row(IMAGES, Kind::Word(&["pad", "resized", "none"]),
         "Crops in training: pad moves the image by up to an eighth of its side, resized takes a part of a random size and shape, none \
@@ -401,6 +407,10 @@ settings! {
     std: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
         "Standard deviation of the intensities, which they are divided by")
         .unset("ImageNet's: 0.229,0.224,0.225").fixed(SAMPLES).needs(Need::Images).built_in();
+    text_column: Option<String> = row(MODEL, Kind::Optional(&Kind::Text),
+        "Column of a table with the texts to train on, a document in each row")
+        .unset("the column named text").fixed(SAMPLES).needs(Need::LanguageModel).built_in()
+        .also(&["dataset_text_field", "text_field"]);
     tokenizer: Option<String> = row(MODEL, Kind::Text,
         "Tokens of the text: bytes, bpe trained on it, or a tokenizer.json in Hugging Face's format")
         .unset("bytes").fixed(WEIGHTS).needs(Need::LanguageModel).built_in();
@@ -422,10 +432,6 @@ settings! {
     dropout: Option<f64> = row(MODEL, Kind::Optional(&Kind::Number { min: 0.0, max: 0.99 }),
         "Share of values that dropout sets to zero")
         .unset("from --model").fixed(OPTIMIZER).needs(Need::LanguageModel).built_in();
-    recompute: Option<String> = row(MODEL, Kind::Optional(&Kind::Recompute),
-        "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
-         N-th, or burn for Burn's own strategy")
-        .unset(NONE).needs(Need::Blocks);
     nproc_per_node: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Ranks on this machine; auto is one per core, at most two, or one per GPU")
         .or("auto").local()

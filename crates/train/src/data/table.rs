@@ -10,6 +10,7 @@ mod columns;
 mod json;
 mod labels;
 mod rows;
+mod texts;
 
 use std::path::{Path, PathBuf};
 
@@ -23,9 +24,21 @@ use crate::report::plural;
 use columns::{Cells, Feature, Words, encoded, moments};
 use labels::{Label, LabelColumn, Texts};
 use rows::{Cell, Row, Rows};
+pub(crate) use texts::TextColumn;
 
 /// The default label column.
 const LABEL_COLUMN: &str = "label";
+
+/// Endings of files that are tables, with or without a final `.gz`.
+const ENDINGS: [&str; 4] = [".csv", ".tsv", ".jsonl", ".ndjson"];
+
+/// Whether a file is called as tables are.
+pub(crate) fn is_table(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    let name = name.to_string_lossy().to_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
 
 /// The file to read, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -159,7 +172,7 @@ pub fn load(options: &TableOptions) -> Result<Dataset, DataError> {
 }
 
 fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
-    let mut rows = Rows::open(&options.path, options.separator)?;
+    let mut rows = Rows::open(&options.path, options.separator, None)?;
     if rows.has_header() {
         options.check_names(rows.names())?;
     }
@@ -259,7 +272,7 @@ fn standardised(target: &Target, numbers: &[f64], column: &str) -> Result<Labels
 /// *Errors*: as [`load`]; the file lacks a column of the schema; a label is not among its classes.
 pub fn load_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataError> {
     let read = || {
-        let mut rows = Rows::open(&options.path, options.separator)?;
+        let mut rows = Rows::open(&options.path, options.separator, None)?;
         let mut table = Table::of_model(schema, &rows, options.missing_values)?;
         table.label = Some(label_of(options, &rows)?);
         table.labels = match &schema.target {
@@ -306,7 +319,7 @@ impl Unlabelled {
     /// *Errors*: a file that cannot be read; a column of the schema that is missing.
     pub fn open(options: &TableOptions, schema: &Schema) -> Result<Self, DataError> {
         let open = || {
-            let rows = Rows::open(&options.path, options.separator)?;
+            let rows = Rows::open(&options.path, options.separator, None)?;
             let table = Table::of_model(schema, &rows, options.missing_values)?;
             Ok((rows, table))
         };
@@ -362,17 +375,24 @@ fn name(path: &Path) -> String {
 ///
 /// *Errors*: there is no such column.
 fn label_of(options: &TableOptions, rows: &Rows) -> Result<usize, DataProblem> {
-    let (names, wanted) = (rows.names(), options.label_column());
+    column_of(rows, options.label_column(), "labels", "--label-column")
+}
+
+/// Where a column is, which holds these and which an option names.
+///
+/// *Errors*: there is no such column.
+fn column_of(rows: &Rows, wanted: &str, held: &str, option: &str) -> Result<usize, DataProblem> {
+    let names = rows.names();
     names.iter().position(|name| name == wanted).ok_or_else(|| {
         let listed = list(names);
         let problem = format!("no column {wanted:?}; the columns are {listed}");
         let hint = match nearest(wanted, names.iter().map(String::as_str)) {
-            Some(name) => format!("did you mean {name:?}? name it with --label-column"),
-            None if names.len() == 1 => {
+            Some(name) => format!("did you mean {name:?}? name it with {option}"),
+            None if names.len() == 1 && rows.has_header() => {
                 "if the first line has several columns, name what separates them with --separator"
                     .to_owned()
             }
-            None => "name the column that holds the labels with --label-column".to_owned(),
+            None => format!("name the column that holds the {held} with {option}"),
         };
         DataProblem::new(problem).with_hint(hint)
     })
@@ -400,6 +420,20 @@ struct Skipped {
 }
 
 impl Skipped {
+    /// Counts a bad line that may be left out.
+    ///
+    /// *Errors*: it may not.
+    fn add(&mut self, problem: DataProblem, bad_samples: BadSamples) -> Result<(), DataProblem> {
+        match bad_samples {
+            BadSamples::Stop => Err(problem),
+            BadSamples::Skip => {
+                self.count += 1;
+                self.first.get_or_insert(problem);
+                Ok(())
+            }
+        }
+    }
+
     fn warning(&self, path: &Path) -> Option<String> {
         let (first, path) = (self.first.as_ref()?, path.display());
         let lines = plural(self.count, "bad line");
@@ -499,13 +533,8 @@ impl Table {
                 Ok(row) => self.take(&row, rows, options)?,
                 Err(problem) => Err(problem),
             };
-            match (taken, options.bad_samples) {
-                (Ok(()), _) => {}
-                (Err(problem), BadSamples::Stop) => return Err(problem),
-                (Err(problem), BadSamples::Skip) => {
-                    self.skipped.count += 1;
-                    self.skipped.first.get_or_insert(problem);
-                }
+            if let Err(problem) = taken {
+                self.skipped.add(problem, options.bad_samples)?;
             }
         }
         Ok(())

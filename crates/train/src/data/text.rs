@@ -1,4 +1,4 @@
-//! Text as documents: a file, the files of a folder, or the built-in text; each cut into a part to train on and a held-out one.
+//! Text as documents: files, rows of tables, or the built-in text; each cut into a part to train on and a held-out one.
 
 use std::fs;
 use std::io::Read;
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use flate2::read::GzDecoder;
 
 use super::source::{Source, not_text};
+use super::table::{TextColumn, is_table};
 use super::{DataError, DataProblem, name_of};
 
 /// The attribution is in `data/README.md`.
@@ -17,6 +18,9 @@ const BYTES_MAX: u64 = 1 << 29;
 
 /// Maximum number of files in a folder.
 const FILES_MAX: usize = 1 << 20;
+
+/// Maximum number of documents.
+const DOCUMENTS_MAX: usize = 1 << 24;
 
 /// Maximum depth of folders.
 const DEPTH_MAX: usize = 32;
@@ -30,6 +34,8 @@ pub(crate) struct Documents {
     /// Short name, for reports.
     pub(crate) name: String,
     documents: Vec<String>,
+    /// Signs that the texts are not what the user intended.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Documents {
@@ -43,34 +49,53 @@ impl Documents {
         Self {
             name: "shakespeare".to_owned(),
             documents: vec![text],
+            warnings: Vec::new(),
         }
     }
 
-    /// Reads a file, or all files in a folder and its subfolders in the order of their paths. Hidden files are left out.
+    /// Reads a file, or all files in a folder and its subfolders in the order of their paths. Hidden files are left out. A table has a document in
+    /// each row; a file that is not called as one is read as one only if it is the only one and `column` is asked for.
     ///
-    /// *Errors*: files that are not UTF-8 or cannot be read; no text at all; more than 512 MiB.
-    pub(crate) fn read(path: &Path) -> Result<Self, DataError> {
+    /// *Errors*: files that are not UTF-8 or cannot be read; those of a table; no text at all; more than 512 MiB.
+    pub(crate) fn read(path: &Path, column: &TextColumn) -> Result<Self, DataError> {
         let mut files = Vec::new();
-        if path.is_dir() {
+        let is_folder = path.is_dir();
+        if is_folder {
             list(path, DEPTH_MAX, &mut files)?;
         } else {
             files.push(path.to_owned());
         }
-        let mut documents = Vec::new();
+        let mut all = Self {
+            name: name_of(path),
+            documents: Vec::new(),
+            warnings: Vec::new(),
+        };
         let mut left = BYTES_MAX;
         for file in &files {
-            let text = read_text(file, left).map_err(|problem| problem.of(file))?;
-            left -= text.len() as u64;
-            // An empty file is no document.
-            documents.extend((!text.is_empty()).then_some(text));
+            let read = match is_table(file) || column.is_named && !is_folder {
+                true => column.read(file, |text| all.add(text.to_owned(), &mut left)),
+                false => read_text(file, left)
+                    .and_then(|text| all.add(text, &mut left))
+                    .map(|()| Vec::new()),
+            };
+            let warnings = read.map_err(|problem| problem.of(file))?;
+            all.warnings.extend(warnings);
         }
-        if documents.is_empty() {
-            return Err(DataProblem::new("no text").of(path));
+        match all.documents.is_empty() {
+            true => Err(DataProblem::new("no text").of(path)),
+            false => Ok(all),
         }
-        Ok(Self {
-            name: name_of(path),
-            documents,
-        })
+    }
+
+    /// Adds a document, unless it is empty.
+    fn add(&mut self, text: String, left: &mut u64) -> Result<(), DataProblem> {
+        *left = left.checked_sub(text.len() as u64).ok_or_else(too_long)?;
+        if self.documents.len() == DOCUMENTS_MAX {
+            let (value, max) = (DOCUMENTS_MAX as u64 + 1, DOCUMENTS_MAX as u64);
+            return Err(DataProblem::too_large("documents or more", value, max));
+        }
+        self.documents.extend((!text.is_empty()).then_some(text));
+        Ok(())
     }
 
     /// Each document's first nine tenths.
@@ -114,11 +139,15 @@ fn list(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), Dat
     Ok(())
 }
 
+fn too_long() -> DataProblem {
+    let what = "bytes of text or more, with the files before it";
+    DataProblem::too_large(what, BYTES_MAX + 1, BYTES_MAX)
+}
+
 fn read_text(file: &Path, bytes_max: u64) -> Result<String, DataProblem> {
     let bytes = Source::open(file)?.read_some(bytes_max + 1)?;
     if bytes.len() as u64 > bytes_max {
-        let what = "bytes of text or more, with the files before it";
-        return Err(DataProblem::too_large(what, BYTES_MAX + 1, BYTES_MAX));
+        return Err(too_long());
     }
     String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
@@ -130,6 +159,20 @@ fn read_text(file: &Path, bytes_max: u64) -> Result<String, DataProblem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Given, Inputs, Surroundings};
+
+    fn read(path: &Path, flags: &[(&str, &str)]) -> Result<Documents, DataError> {
+        let flags = [("task", "lm")].iter().chain(flags);
+        let inputs = Inputs {
+            flags: flags
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
+            ..Inputs::default()
+        };
+        let given = Given::read(&inputs).expect("settings");
+        let resolved = given.resolve(None, &Surroundings::of_process());
+        Documents::read(path, &TextColumn::new(resolved.expect("settings").config()))
+    }
 
     fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().expect("a folder");
@@ -149,8 +192,67 @@ mod tests {
             (".git", b"hidden"),
             ("empty", b""),
         ]);
-        let read = Documents::read(folder.path()).expect("readable");
+        let read = read(folder.path(), &[]).expect("readable");
         assert_eq!(read.documents, ["one", "two"]);
+    }
+
+    #[test]
+    fn each_row_of_a_table_is_a_document() {
+        let jsonl = b"{\"id\": {\"a\": 1}, \"text\": \" one\\n\"}\n{\"text\": null}\n{\"id\": 3}\n{\"text\": \"two\"}\n";
+        let folder = folder(&[
+            ("a.jsonl", jsonl),
+            ("b.txt", b"text,but\nno,table"),
+            ("c.TSV", b"text\tn\n\"th\nree\"\t3\nfour\t4\n"),
+        ]);
+        let all = read(folder.path(), &[]).expect("readable");
+        let expected = [" one\n", "two", "text,but\nno,table", "th\nree", "four"];
+        assert_eq!(all.documents, expected);
+        let [warning] = &all.warnings[..] else {
+            panic!("{:?}", all.warnings)
+        };
+        let expected = "a.jsonl: left out 2 rows without a text in column \"text\"";
+        assert!(warning.ends_with(expected), "{warning}");
+        let path = folder.path().join("b.txt");
+        let named = read(&path, &[("text_column", "but")]).expect("readable");
+        assert_eq!(named.documents, ["table"]);
+    }
+
+    #[test]
+    fn bad_rows_are_named_or_left_out() {
+        let folder = folder(&[
+            ("a.jsonl", b"{\"text\": \"one\"}\n{\"text\": [2]}\n"),
+            ("b.csv", b"text,n\none,1\ntwo\n"),
+            ("c.csv", b"body,n\none,1\n"),
+            ("d.jsonl", b"{\"content\": \"one\", \"n\": 1}\n"),
+        ]);
+        let check = |name: &str, flags: &[(&str, &str)], expected: &str, hint: &str| {
+            let error = read(&folder.path().join(name), flags).expect_err("refused");
+            let message = error.to_string();
+            assert!(message.ends_with(expected), "{message}");
+            let given = error.hint().unwrap_or_default();
+            assert!(given.contains(hint), "{given}");
+        };
+        let array = "a.jsonl: line 2: key \"text\" holds an array; values must be flat";
+        check("a.jsonl", &[], array, "");
+        let short = "b.csv: line 3: 1 cell, but the header names 2 columns";
+        check("b.csv", &[], short, "");
+        let none = "c.csv: no column \"text\"; the columns are body, n";
+        check("c.csv", &[], none, "--text-column");
+        let none = "d.jsonl: no column \"contents\"; the columns are content, n";
+        check(
+            "d.jsonl",
+            &[("text_column", "contents")],
+            none,
+            "\"content\"",
+        );
+        let skip = &[("bad_samples", "skip")];
+        let left = read(&folder.path().join("b.csv"), skip).expect("readable");
+        assert_eq!(left.documents, ["one"]);
+        assert!(
+            left.warnings[0].contains("1 bad line"),
+            "{:?}",
+            left.warnings
+        );
     }
 
     #[test]
@@ -159,6 +261,7 @@ mod tests {
             let documents = Documents {
                 name: String::new(),
                 documents: vec![text.to_owned()],
+                warnings: Vec::new(),
             };
             let parts: String = documents.train().chain(documents.held_out()).collect();
             assert_eq!(parts, text);
@@ -174,7 +277,7 @@ mod tests {
     fn what_is_no_text_is_refused_with_its_file_and_line() {
         let check = |files: &[(&str, &[u8])], path: &str, expect: &str| {
             let folder = folder(files);
-            let error = Documents::read(&folder.path().join(path)).expect_err("refused");
+            let error = read(&folder.path().join(path), &[]).expect_err("refused");
             let message = error.to_string();
             assert!(message.ends_with(expect), "{message}");
         };

@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from collections import OrderedDict
 
 import onnxruntime
 import torch
@@ -90,6 +91,54 @@ class ResNet20(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Attention(nn.Module):
+    """Attention of a Vision Transformer."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x):
+        parts = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+
+
+class VitBlock(nn.Module):
+    """A block of a Vision Transformer."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(OrderedDict(fc1=nn.Linear(width, 4 * width), act=nn.GELU(), fc2=nn.Linear(4 * width, width)))
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Vit(nn.Module):
+    """DeiT-Ti, with the names of timm."""
+
+    def __init__(self, image, patch, classes, width=192, depth=12, heads=3):
+        super().__init__()
+        patches = (image[0] // patch) * (image[1] // patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + patches, width))
+        self.patch_embed = nn.Sequential(OrderedDict(proj=nn.Conv2d(3, width, patch, patch)))
+        self.blocks = nn.Sequential(*[VitBlock(width, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x):
+        x = self.patch_embed(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
 class Gpt2(nn.Module):
     """Hugging Face's GPT-2, from the folder of `--format transformers`."""
 
@@ -113,9 +162,10 @@ MODELS = {
     "resnet20": lambda _: ResNet20(3, 5),
     "resnet18": lambda _: torchvision.models.resnet18(num_classes=5),
     "resnet50": lambda _: torchvision.models.resnet50(num_classes=5),
+    "vit": lambda _: Vit(SIDES["vit"], 4, 5),
     "gpt": lambda folder: Gpt2(folder / "transformers"),
 }
-SIDES = {"conv": (9, 10), "resnet20": (16, 17), "resnet18": (64, 65), "resnet50": (64, 65)}
+SIDES = {"conv": (9, 10), "resnet20": (16, 17), "resnet18": (64, 65), "resnet50": (64, 65), "vit": (8, 12)}
 
 
 def check(folder):

@@ -4,13 +4,17 @@ use std::collections::HashMap;
 
 use burn::tensor::TensorData;
 use paceline_nn::gpt::GptConfig;
+use paceline_nn::vit::VitConfig;
 
 use super::onnx::{Attribute, Dim, Graph, Type, Value};
 use crate::data::{Features, Target};
 use crate::model::POOLED_SIDE;
 
-/// Added to variances by all norms.
+/// Added to variances by all norms, but for those of Vision Transformers.
 pub(super) const EPSILON: f32 = 1e-5;
+
+/// The same in Vision Transformers.
+const VIT_EPSILON: f32 = 1e-6;
 
 /// A score that softmax turns into 0.
 const MASKED: f32 = f32::MIN;
@@ -38,6 +42,7 @@ pub(super) fn of_samples(tensors: &Tensors, features: Features, target: &Target)
     let input = net.graph.input("input", Type::Float, &shape);
     let (output, bias) = match features {
         Features::Image { .. } if net.has("fc.weight") => (net.residual(&input), "fc.bias"),
+        Features::Image { .. } if net.has("cls_token") => (net.vit(&input), "head.bias"),
         Features::Image { height, width, .. } => {
             (net.small(&input, [height, width]), "output.bias")
         }
@@ -99,6 +104,10 @@ impl<'a> Layers<'a> {
         self.graph.weight(name, self.tensors[name])
     }
 
+    fn weight_and_bias(&mut self, name: &str) -> [Value; 2] {
+        ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")))
+    }
+
     fn relu(&mut self, x: &Value) -> Value {
         self.graph.node("Relu", &[x], &[])
     }
@@ -111,7 +120,7 @@ impl<'a> Layers<'a> {
         self.graph.node("MatMul", &[x, y], &[])
     }
 
-    /// A convolution that keeps the size, divided by the stride.
+    /// A convolution without bias that keeps the size, divided by the stride.
     fn conv(&mut self, x: &Value, name: &str, stride: i64) -> Value {
         let weight = format!("{name}.weight");
         let side = self.tensors[&*weight].shape()[3] as i64;
@@ -134,18 +143,16 @@ impl<'a> Layers<'a> {
         )
     }
 
-    fn layer_norm(&mut self, x: &Value, name: &str) -> Value {
-        let [weight, bias] =
-            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
-        let epsilon = [("epsilon", Attribute::Float(EPSILON))];
+    fn layer_norm(&mut self, x: &Value, name: &str, epsilon: f32) -> Value {
+        let [weight, bias] = self.weight_and_bias(name);
+        let epsilon = [("epsilon", Attribute::Float(epsilon))];
         self.graph
             .node("LayerNormalization", &[x, &weight, &bias], &epsilon)
     }
 
-    /// A layer with the weight `[out, in]`.
+    /// A layer with the weight `[out, in]`, of a matrix.
     fn linear(&mut self, x: &Value, name: &str) -> Value {
-        let [weight, bias] =
-            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        let [weight, bias] = self.weight_and_bias(name);
         self.graph.node(
             "Gemm",
             &[x, &weight, &bias],
@@ -155,10 +162,22 @@ impl<'a> Layers<'a> {
 
     /// A layer of GPT-2, with the weight `[in, out]`.
     fn projection(&mut self, x: &Value, name: &str) -> Value {
-        let [weight, bias] =
-            ["weight", "bias"].map(|tensor| self.weight(&format!("{name}.{tensor}")));
+        let [weight, bias] = self.weight_and_bias(name);
         let x = self.matmul(x, &weight);
         self.add(&x, &bias)
+    }
+
+    /// A layer with the weight `[out, in]`, of a batch of matrices.
+    fn linear_of_rows(&mut self, x: &Value, name: &str) -> Value {
+        let [weight, bias] = self.weight_and_bias(name);
+        let weight = self.graph.node("Transpose", &[&weight], &[]);
+        let x = self.matmul(x, &weight);
+        self.add(&x, &bias)
+    }
+
+    fn gelu(&mut self, x: &Value) -> Value {
+        self.graph
+            .node("Gelu", &[x], &[("approximate", Attribute::Text("none"))])
     }
 
     /// The two last layers of the small networks, without dropout.
@@ -251,6 +270,55 @@ impl<'a> Layers<'a> {
         self.relu(&x)
     }
 
+    fn vit(&mut self, input: &Value) -> Value {
+        let VitConfig {
+            layers,
+            heads,
+            width,
+            ..
+        } = VitConfig::TINY;
+        let patch = self.tensors["patch_embed.proj.weight"].shape()[3];
+        let [weight, bias] = self.weight_and_bias("patch_embed.proj");
+        let strides = [("strides", Attribute::Ints(&[patch as i64; 2]))];
+        let patches = self.graph.node("Conv", &[input, &weight, &bias], &strides);
+        // 0 keeps a length, and -1 takes the rest.
+        let rows = self.graph.ints(&[0, 0, -1]);
+        let patches = self.graph.node("Reshape", &[&patches, &rows], &[]);
+        let patches = self.graph.node(
+            "Transpose",
+            &[&patches],
+            &[("perm", Attribute::Ints(&[0, 2, 1]))],
+        );
+        let [zero, one] = [0, 1].map(|number| self.graph.ints(&[number]));
+        let shape = self.graph.node("Shape", &[input], &[]);
+        let batch = self.graph.node("Slice", &[&shape, &zero, &one], &[]);
+        let axis = [("axis", Attribute::Int(0))];
+        let shape = self.graph.node("Concat", &[&batch, &one, &one], &axis);
+        let class = self.weight("cls_token");
+        let class = self.graph.node("Expand", &[&class, &shape], &[]);
+        let axis = [("axis", Attribute::Int(1))];
+        let x = self.graph.node("Concat", &[&class, &patches], &axis);
+        let positions = self.weight("pos_embed");
+        let mut x = self.add(&x, &positions);
+        for block in 0..layers {
+            let name = |layer: &str| format!("blocks.{block}.{layer}");
+            let y = self.layer_norm(&x, &name("norm1"), VIT_EPSILON);
+            let y = self.linear_of_rows(&y, &name("attn.qkv"));
+            let y = self.attention(&y, None, heads, width);
+            let y = self.linear_of_rows(&y, &name("attn.proj"));
+            x = self.add(&x, &y);
+            let y = self.layer_norm(&x, &name("norm2"), VIT_EPSILON);
+            let y = self.linear_of_rows(&y, &name("mlp.fc1"));
+            let y = self.gelu(&y);
+            let y = self.linear_of_rows(&y, &name("mlp.fc2"));
+            x = self.add(&x, &y);
+        }
+        let first = self.graph.int(0);
+        let x = self.graph.node("Gather", &[&x, &first], &axis);
+        let x = self.layer_norm(&x, "norm", VIT_EPSILON);
+        self.linear(&x, "head")
+    }
+
     fn gpt(&mut self, tokens: &Value, config: &GptConfig) -> Value {
         let [zero, one, two] = [0, 1, 2].map(|number| self.graph.ints(&[number]));
         let shape = self.graph.node("Shape", &[tokens], &[]);
@@ -276,34 +344,31 @@ impl<'a> Layers<'a> {
             .node("Trilu", &[&mask, &first], &[("upper", Attribute::Int(1))]);
         for block in 0..config.layers {
             let name = |layer: &str| format!("h.{block}.{layer}");
-            let y = self.layer_norm(&x, &name("ln_1"));
+            let y = self.layer_norm(&x, &name("ln_1"), EPSILON);
             let y = self.projection(&y, &name("attn.c_attn"));
-            let y = self.attention(&y, &mask, config);
+            let y = self.attention(&y, Some(&mask), config.heads, config.width);
             let y = self.projection(&y, &name("attn.c_proj"));
             x = self.add(&x, &y);
-            let y = self.layer_norm(&x, &name("ln_2"));
+            let y = self.layer_norm(&x, &name("ln_2"), EPSILON);
             let y = self.projection(&y, &name("mlp.c_fc"));
-            let y = self
-                .graph
-                .node("Gelu", &[&y], &[("approximate", Attribute::Text("none"))]);
+            let y = self.gelu(&y);
             let y = self.projection(&y, &name("mlp.c_proj"));
             x = self.add(&x, &y);
         }
-        x = self.layer_norm(&x, "ln_f");
+        x = self.layer_norm(&x, "ln_f", EPSILON);
         let embeddings = self.graph.node("Transpose", &[&embeddings], &[]);
         self.matmul(&x, &embeddings)
     }
 
     /// *Shape*: `[batch, sequence, 3 width]`, queries, keys and values, to `[batch, sequence, width]`.
-    fn attention(&mut self, x: &Value, mask: &Value, config: &GptConfig) -> Value {
-        let width = config.width / config.heads;
+    fn attention(&mut self, x: &Value, mask: Option<&Value>, heads: usize, whole: usize) -> Value {
+        let width = whole / heads;
         // 0 keeps a length.
-        let apart = self.graph.ints(&[0, 0, config.heads as i64, width as i64]);
-        let together = self.graph.ints(&[0, 0, config.width as i64]);
+        let apart = self.graph.ints(&[0, 0, heads as i64, width as i64]);
+        let together = self.graph.ints(&[0, 0, whole as i64]);
         // Not one `Split`, which has several outputs.
         let mut part = |index: usize, order: &[i64]| {
-            let [start, end] =
-                [index, index + 1].map(|at| self.graph.ints(&[(at * config.width) as i64]));
+            let [start, end] = [index, index + 1].map(|at| self.graph.ints(&[(at * whole) as i64]));
             let axis = self.graph.ints(&[2]);
             let part = self.graph.node("Slice", &[x, &start, &end, &axis], &[]);
             let part = self.graph.node("Reshape", &[&part, &apart], &[]);
@@ -317,8 +382,10 @@ impl<'a> Layers<'a> {
         );
         let scale = self.graph.floats(&[], &[1.0 / (width as f32).sqrt()]);
         let scores = self.matmul(&query, &key);
-        let scores = self.graph.node("Mul", &[&scores, &scale], &[]);
-        let scores = self.add(&scores, mask);
+        let mut scores = self.graph.node("Mul", &[&scores, &scale], &[]);
+        if let Some(mask) = mask {
+            scores = self.add(&scores, mask);
+        }
         let shares = self
             .graph
             .node("Softmax", &[&scores], &[("axis", Attribute::Int(-1))]);

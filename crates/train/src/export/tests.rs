@@ -131,6 +131,12 @@ fn exported() -> TempDir {
     classifier(&into, "resnet20", image(16), ModelSize::Resnet20);
     classifier(&into, "resnet18", image(64), ModelSize::Resnet18);
     classifier(&into, "resnet50", image(64), ModelSize::Resnet50);
+    let sides = Features::Image {
+        height: 8,
+        width: 12,
+        channels: 3,
+    };
+    classifier(&into, "vit", sides, ModelSize::VitTiny);
     language(&into);
     into
 }
@@ -155,11 +161,11 @@ fn pytorch_transformers_and_onnx_runtime_compute_the_same_scores() {
     let ended = ended.expect("it started");
     let said = [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(ended.status.success(), "{}", said.concat());
-    assert_eq!(said[0].lines().count(), 7, "{}", said.concat());
+    assert_eq!(said[0].lines().count(), 8, "{}", said.concat());
 }
 
 #[test]
-fn a_third_of_gpt_2_is_where_pytorch_has_it_and_matrices_are_transposed() {
+fn a_third_is_where_pytorch_has_it_and_matrices_are_transposed() {
     let tensor = |name: &str, first: f32| {
         let values = (0..4).map(|at| first + at as f32).collect();
         (name.to_owned(), TensorData::new::<f32, _>(values, [2, 2]))
@@ -173,6 +179,15 @@ fn a_third_of_gpt_2_is_where_pytorch_has_it_and_matrices_are_transposed() {
     let expected = TensorData::new::<f32, _>(expected.to_vec(), [2, 6]);
     let joined = as_in_torch(&of_gpt).expect("built in");
     assert_eq!(joined, [("h.0.attn.c_attn.weight".to_owned(), expected)]);
+    let of_vit = [
+        tensor("Vit.blocks.0.query.weight", 10.0),
+        tensor("Vit.blocks.0.key.weight", 20.0),
+        tensor("Vit.blocks.0.value.weight", 30.0),
+    ];
+    let expected = [10., 12., 11., 13., 20., 22., 21., 23., 30., 32., 31., 33.];
+    let expected = TensorData::new::<f32, _>(expected.to_vec(), [6, 2]);
+    let joined = as_in_torch(&of_vit).expect("built in");
+    assert_eq!(joined, [("blocks.0.attn.qkv.weight".to_owned(), expected)]);
     let of_mlp = as_in_torch(&[tensor("Mlp.first.weight", 0.0)]).expect("built in");
     let expected = TensorData::new::<f32, _>(vec![0.0, 2.0, 1.0, 3.0], [2, 2]);
     assert_eq!(of_mlp, [("first.weight".to_owned(), expected)]);

@@ -239,6 +239,39 @@ fn a_task_and_its_data_must_fit() {
 }
 
 #[test]
+fn a_vision_transformer_needs_images_of_whole_patches_and_has_blocks() {
+    let vit = [
+        ("task", "images"),
+        ("data", "flowers"),
+        ("model", "vit-tiny"),
+    ];
+    let with = |more: &[(&'static str, &'static str)]| [&vit[..], more].concat();
+    for good in ["8", "36", "72", "224"] {
+        let config = with_flags(&with(&[("image_size", good), ("recompute", "blocks")]));
+        assert!(config.is_ok(), "{good}");
+    }
+    assert_eq!(
+        with_flags(&vit).expect("valid").config().preparation().side,
+        224
+    );
+    refused(
+        &with(&[("image_size", "100")]),
+        "`image_size` is 100 (flag --image-size), but vit-tiny cuts images of 100 x 100 pixels into patches of 8 x 8, which do not divide \
+         them\nhint: choose --image-size 104, or another --model",
+    );
+    refused(
+        &[("recompute", "blocks")],
+        "`recompute` is blocks (flag --recompute), but model small (default) is no list of blocks\n\
+         hint: omit --recompute, or choose --model vit-tiny for images or --task lm",
+    );
+    refused(
+        &[("task", "csv"), ("data", "wine.csv"), ("model", "vit-tiny")],
+        "`model` is vit-tiny (flag --model), but task csv (flag --task) has tiny, small or base\n\
+         hint: omit --model for the default",
+    );
+}
+
+#[test]
 fn a_separator_is_a_name_or_a_character() {
     for good in ["tab", "comma", ";", "|", "\\t", "space", ":"] {
         let flags = [("data", "wine.csv"), ("separator", good)];

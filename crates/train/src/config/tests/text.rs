@@ -50,11 +50,13 @@ clip_norm           1                            flag --clip-norm
 precision           f32                          default
 non_finite          stop                         default
 class_weights       none                         default
-image_size          none                         default (224 with resnet18 and resnet50, else 32)
+recompute           none                         default
+image_size          none                         default (224 with resnet18, resnet50 and vit-tiny, else 32)
 random_crop         pad                          default
 hflip               0.5                          default
 mean                none                         default (ImageNet's: 0.485,0.456,0.406)
 std                 none                         default (ImageNet's: 0.229,0.224,0.225)
+text_column         none                         default (the column named text)
 tokenizer           none                         default (bytes)
 vocab               none                         default (1024)
 context             none                         default (from --model)
@@ -62,7 +64,6 @@ layers              none                         default (from --model)
 heads               none                         default (from --model)
 width               none                         default (from --model)
 dropout             none                         default (from --model)
-recompute           none                         default
 nproc_per_node      2                            default (auto: one per core, at most two)
 use_gpu             0                            default
 device              cpu                          default (auto: no GPU requested)

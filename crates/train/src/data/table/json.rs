@@ -26,18 +26,21 @@ pub(super) struct JsonLines<R> {
     line: u64,
     /// The column of each key.
     columns: HashMap<String, usize>,
+    /// The one key whose values are read; all are if there is none.
+    wanted: Option<String>,
 }
 
 /// A line's number and its values by column.
 type Line = (u64, Vec<Option<Value>>);
 
 impl<R: Read> JsonLines<R> {
-    /// The lines of a reader that stands on the first object, after so many lines.
-    pub(super) fn open(reader: R, line: u64) -> Self {
+    /// The lines of a reader that stands on the first object, after so many lines; of one key only, if it is `wanted`.
+    pub(super) fn open(reader: R, line: u64, wanted: Option<&str>) -> Self {
         Self {
             reader: BufReader::new(reader),
             line,
             columns: HashMap::new(),
+            wanted: wanted.map(str::to_owned),
         }
     }
 
@@ -65,7 +68,7 @@ impl<R: Read> JsonLines<R> {
                 )));
             }
         }
-        match flat(&bytes, self.line) {
+        match flat(&bytes, self.line, self.wanted.as_deref()) {
             Err(problem) => Ok(Some(Err(problem))),
             Ok(object) => {
                 let values = self.by_column(object, names)?;
@@ -102,10 +105,14 @@ impl<R: Read> JsonLines<R> {
     }
 }
 
-/// The keys and values of a line.
+/// The keys and values of a line; of other keys than the one that is `wanted`, if one is, no values.
 ///
 /// *Errors*: no object; a nested one; a key that is there twice.
-fn flat(bytes: &[u8], line: u64) -> Result<Vec<(String, Option<Value>)>, DataProblem> {
+fn flat(
+    bytes: &[u8],
+    line: u64,
+    wanted: Option<&str>,
+) -> Result<Vec<(String, Option<Value>)>, DataProblem> {
     let text = str::from_utf8(bytes).map_err(|_| not_text(line))?;
     let Entries(entries) = serde_json::from_str(text).map_err(|error| {
         let why = error.to_string();
@@ -129,6 +136,7 @@ fn flat(bytes: &[u8], line: u64) -> Result<Vec<(String, Option<Value>)>, DataPro
             return problem("is there twice");
         }
         let value = match value {
+            _ if wanted.is_some_and(|wanted| wanted != key) => None,
             serde_json::Value::Null => None,
             serde_json::Value::Bool(is) => Some(Value::Number(f64::from(*is), is.to_string())),
             serde_json::Value::Number(number) => {

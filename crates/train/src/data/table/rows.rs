@@ -104,10 +104,14 @@ pub(super) fn is_missing(text: &str) -> bool {
 }
 
 impl Rows {
-    /// Opens a file, whose first bytes say whether it is one of JSON lines.
+    /// Opens a file, whose first bytes say whether it is one of JSON lines. If one column is `wanted`, JSON lines have no values in others.
     ///
     /// *Errors*: a file that cannot be read; an unclear or a wrong separator; no names of columns, or two alike.
-    pub(super) fn open(path: &Path, separator: Option<u8>) -> Result<Self, DataProblem> {
+    pub(super) fn open(
+        path: &Path,
+        separator: Option<u8>,
+        wanted: Option<&str>,
+    ) -> Result<Self, DataProblem> {
         let mut source = Source::open(path)?;
         let head = source.read_some(HEAD_BYTES_MAX)?;
         let start = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&head);
@@ -118,7 +122,7 @@ impl Rows {
                 let before = head[..marked].iter().filter(|byte| **byte == b'\n').count();
                 let mut rest = Cursor::new(head);
                 rest.set_position(marked as u64);
-                let lines = JsonLines::open(rest.chain(source), before as u64);
+                let lines = JsonLines::open(rest.chain(source), before as u64, wanted);
                 let mut rows = Self::of(Format::Json(lines));
                 // Bad lines may come before the first object, whose keys are the columns.
                 let mut first = VecDeque::new();
