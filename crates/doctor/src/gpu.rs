@@ -42,7 +42,7 @@ mod xid;
 
 use std::io::{self, Write};
 
-use paceline_gpu::lang::Lang;
+use paceline_words::Lang;
 use paceline_gpu::snapshot::Snapshot;
 use serde::Serialize;
 

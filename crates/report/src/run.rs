@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use paceline_usage::busy::BusyTime;
 use paceline_usage::figures::thousands;
 use serde::Deserialize;

@@ -1,7 +1,8 @@
 //! A frame: the runs, a chart, the ranks, incidents.
 
 use paceline_rendezvous::page::RunningJob;
-use paceline_report::words::{self, Word};
+use paceline_report::words;
+use paceline_words::Word;
 use paceline_report::{Curve, Seen, charts, number};
 use paceline_usage::figures::{clock, thousands};
 use ratatui::buffer::Buffer;

@@ -30,6 +30,7 @@ fn facts<'a>(seen: Option<&'a Seen>, ranks: Vec<Rank>) -> Facts<'a> {
         failed: None,
         ranks,
         cores: 8,
+        lang: Lang::En,
     }
 }
 
