@@ -86,7 +86,7 @@ pub fn command() -> clap::Command {
         )
         .arg(
             valued("lang", "LANG", ValueParser::new(langs()))
-                .help("Language of what is found about a job [default: the locale's, else en]"),
+                .help("Language of what is found about a job that runs or is over [default: the locale's, else en]"),
         )
         .arg(json());
     check::add_to(command)
@@ -112,7 +112,7 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     match (&args.subject, &args.flight) {
         (Some(subject), _) => job::explain(subject, lang(args.lang), args.json),
-        (None, Some(dir)) => flight::read(dir, args.json),
+        (None, Some(dir)) => flight::read(dir, lang(args.lang), args.json),
         (None, None) => check::check(&args.check, args.json),
     }
 }

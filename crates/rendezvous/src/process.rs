@@ -92,7 +92,7 @@ impl Stat {
         const SLEEPING: Word = Word::new("sleeping", "대기 중");
         const WAITING: Word = Word::new(
             "in an uninterruptible wait, mostly for a disk or a device",
-            "중단할 수 없는 대기, 대개 디스크나 장치를 기다림",
+            "중단할 수 없는 대기, 대개 디스크나 장치 때문",
         );
         const STOPPED: Word = Word::new("stopped by a signal", "시그널로 정지됨");
         const TRACED: Word = Word::new("stopped by a debugger", "디버거가 정지시킴");

@@ -25,8 +25,8 @@ macro_rules! phases {
 }
 
 phases! {
-    Starting, "starting", "시작 중", "The process runs, nothing of the job has begun.";
-    Rendezvous, "looking for the other ranks", "다른 랭크를 찾는 중", "Looking for the other ranks.";
+    Starting, "starting", "시작 단계", "The process runs, nothing of the job has begun.";
+    Rendezvous, "looking for the other ranks", "다른 랭크를 찾는 단계", "Looking for the other ranks.";
     DataLoader, "in the data loader", "데이터 로더", "Waiting for or decoding input.";
     Forward, "in the forward pass", "순전파", "Forward pass.";
     Backward, "in the backward pass", "역전파", "Backward pass.";
@@ -34,7 +34,7 @@ phases! {
     BetweenSteps, "in the program's own code (optimizer, evaluation, saving)", "프로그램 자체 코드(옵티마이저, 평가, 저장)", "Between two steps of `Ddp`, which cannot tell what the program does there.";
     Evaluation, "evaluating", "평가", "Evaluation.";
     Checkpoint, "at a checkpoint", "체크포인트", "Writing or reading a checkpoint.";
-    Finished, "finished", "완료", "Done; about to leave.";
+    Finished, "finished", "완료 단계", "Done; about to leave.";
     StepClosure, "in its step's closure before the forward pass", "순전파 전의 스텝 클로저", "In the closure that `Ddp::step` calls, before it asks for the model.";
 }
 

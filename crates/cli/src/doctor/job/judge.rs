@@ -86,7 +86,7 @@ impl Facts<'_> {
         let done = seen.steps;
         let steps = match &seen.start {
             Some(Start { steps, .. }) => {
-                say!(lang, "step {done} of {steps}", "전체 {steps} 스텝 중 {done}")
+                say!(lang, "step {done} of {steps}", "스텝 {done}/{steps}")
             }
             None => say!(lang, "step {done}", "스텝 {done}"),
         };
@@ -223,7 +223,7 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
             (None, phase) => say!(
                 lang,
                 "rank {rank} is {phase} at step {step} for {seconds:.0} s",
-                "랭크 {rank}: 스텝 {step}에서 {seconds:.0}초째 {phase}"
+                "랭크 {rank}: 스텝 {step}의 {phase}에 {seconds:.0}초째 머무름"
             ),
         }
     };
