@@ -220,7 +220,10 @@ fn by_the_errors(view: &View<'_>) -> Option<Diagnosis> {
             ),
         )
     } else {
-        (Cause::NoRecord, no_record(&silent, failure, dump.rank, view.lang))
+        (
+            Cause::NoRecord,
+            no_record(&silent, failure, dump.rank, view.lang),
+        )
     };
     let group = if gave_up.is_some() {
         group
@@ -273,7 +276,11 @@ fn progress(view: &View<'_>) -> String {
     let (lang, here, world) = (view.lang, view.dumps.len(), view.world);
     let who = match (here, world) {
         (0, _) => {
-            return say!(lang, "there is no record of any rank", "기록을 남긴 랭크가 없음");
+            return say!(
+                lang,
+                "there is no record of any rank",
+                "기록을 남긴 랭크가 없음"
+            );
         }
         (1, 1) => say!(lang, "the only rank", "하나뿐인 랭크"),
         _ if here == world => say!(lang, "all {world} ranks", "랭크 {world}개 모두"),
@@ -298,7 +305,11 @@ fn progress(view: &View<'_>) -> String {
         .filter_map(|group| range(group).map(|(least, most)| (group.name, least, most)))
         .collect();
     match ranges.as_slice() {
-        [] => say!(lang, "{who} recorded no operations", "{who}: 기록된 연산이 없음"),
+        [] => say!(
+            lang,
+            "{who} recorded no operations",
+            "{who}: 기록된 연산이 없음"
+        ),
         [(_, least, most)] if least == most => match lang {
             Lang::En => {
                 let operations = count(usize::try_from(*least).unwrap_or(usize::MAX), "operation");

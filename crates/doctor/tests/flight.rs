@@ -14,8 +14,8 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
-use paceline_words::Lang;
 use paceline_testing::{Meeting, seconds_after, wait_until};
+use paceline_words::Lang;
 
 /// Transports between processes; what happens on them happens on all.
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];

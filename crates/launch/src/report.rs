@@ -386,7 +386,11 @@ impl Failure {
                 let state = state.of(lang);
                 (
                     say!(lang, "stalled", "멈춤"),
-                    say!(lang, ": {by}its process is {state}", ": {by}프로세스 상태: {state}"),
+                    say!(
+                        lang,
+                        ": {by}its process is {state}",
+                        ": {by}프로세스 상태: {state}"
+                    ),
                 )
             }
         }
@@ -402,7 +406,9 @@ impl Failure {
     fn place(&self, path: &Path, lang: Lang) -> String {
         let path = path.display();
         match &self.node {
-            Some(Node { host, .. }) => say!(lang, "{path} on host {host}", "호스트 {host}의 {path}"),
+            Some(Node { host, .. }) => {
+                say!(lang, "{path} on host {host}", "호스트 {host}의 {path}")
+            }
             None => path.to_string(),
         }
     }
@@ -474,7 +480,11 @@ impl Failure {
             }
             ([], _) => {}
             (_, None) if self.are_on_console => {
-                lines.push(say!(lang, "its last lines are above", "마지막 출력은 위에 있음"));
+                lines.push(say!(
+                    lang,
+                    "its last lines are above",
+                    "마지막 출력은 위에 있음"
+                ));
             }
             (_, Some(log)) if self.are_on_console => lines.push(say!(
                 lang,
@@ -609,7 +619,10 @@ mod tests {
              out of memory\n  \
              이 때문에 중단된 랭크: 0, 2, 3";
         assert_eq!(full.text(Lang::Ko), korean);
-        assert!(full.hint(Lang::En).is_some_and(|hint| hint.contains("memory")));
+        assert!(
+            full.hint(Lang::En)
+                .is_some_and(|hint| hint.contains("memory"))
+        );
     }
 
     #[test]

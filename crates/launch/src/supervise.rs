@@ -384,7 +384,11 @@ impl Supervisor<'_> {
         Some(Text::new(|lang| {
             let (activity, seconds) = (activity.text(lang), since.as_secs_f64());
             match alive {
-                true => say!(lang, "{activity}, for {seconds:.1} s", "{activity}, {seconds:.1}초 동안"),
+                true => say!(
+                    lang,
+                    "{activity}, for {seconds:.1} s",
+                    "{activity}, {seconds:.1}초 동안"
+                ),
                 false => activity,
             }
         }))

@@ -171,7 +171,10 @@ fn a_report_says_what_the_rank_was_doing_and_printed_last() {
         ("line 10", "line 29")
     );
     assert_eq!(
-        failed.activity.as_ref().map(|activity| activity.of(Lang::En)),
+        failed
+            .activity
+            .as_ref()
+            .map(|activity| activity.of(Lang::En)),
         Some("in the backward pass at step 42")
     );
     let log = support::log(logs.path(), 1);

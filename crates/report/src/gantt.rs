@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use paceline_words::{Lang, Word};
 use paceline_usage::figures::thousands;
+use paceline_words::{Lang, Word};
 use serde::Deserialize;
 
 use crate::chart::{Axis, Scale, number};

@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use paceline_words::{Lang, Word};
 use paceline_usage::busy::share;
 use paceline_usage::figures::{clock, thousands};
+use paceline_words::{Lang, Word};
 
 use crate::chart::{draw, escaped, number};
 use crate::charts::{ACCURACY, charts};

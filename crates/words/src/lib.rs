@@ -104,7 +104,10 @@ macro_rules! say {
 /// Panics, in constants while they are compiled, unless the first text is English and the second Korean with as many `{}`.
 #[doc(hidden)]
 pub const fn check(en: &str, ko: &str) {
-    assert!(!has_hangul(en), "the English of a sentence has Korean in it");
+    assert!(
+        !has_hangul(en),
+        "the English of a sentence has Korean in it"
+    );
     assert!(has_hangul(ko), "a sentence lacks its Korean");
     assert!(
         blanks(en) == blanks(ko),
@@ -157,11 +160,16 @@ mod tests {
 
     #[test]
     fn a_translation_that_is_missing_or_has_other_values_is_found() {
-        let check = |en: &'static str, ko: &'static str| std::panic::catch_unwind(|| Word::new(en, ko)).is_ok();
+        let check = |en: &'static str, ko: &'static str| {
+            std::panic::catch_unwind(|| Word::new(en, ko)).is_ok()
+        };
         assert!(check("rank {}", "랭크 {}"));
         assert!(check("a", "힣"));
         assert!(!check("rank", "rank"));
-        assert!(!check("rank", "\u{3042}\u{d7ff}"), "neither kana nor old letters");
+        assert!(
+            !check("rank", "\u{3042}\u{d7ff}"),
+            "neither kana nor old letters"
+        );
         assert!(!check("랭크", "랭크"));
         assert!(!check("rank {}", "랭크"));
     }

@@ -45,8 +45,14 @@ struct JobReport {
 
 impl Report {
     fn new(dir: &Path, lang: Lang) -> Result<Self, Failure> {
-        let folder = read_folder(dir)
-            .map_err(|error| Failure::usage(say!(lang, "cannot read {}: {error}", "{}: 읽을 수 없음: {error}", dir.display())))?;
+        let folder = read_folder(dir).map_err(|error| {
+            Failure::usage(say!(
+                lang,
+                "cannot read {}: {error}",
+                "{}: 읽을 수 없음: {error}",
+                dir.display()
+            ))
+        })?;
         if folder.jobs.is_empty() {
             return Err(no_records(dir, &folder.skipped, lang));
         }
@@ -130,7 +136,14 @@ impl JobReport {
         }
         let header = match lang {
             Lang::En => ["rank", "finished", "late p50", "late p99", "host:pid", "it"],
-            Lang::Ko => ["랭크", "끝낸 연산", "지연 p50", "지연 p99", "호스트:pid", "상태"],
+            Lang::Ko => [
+                "랭크",
+                "끝낸 연산",
+                "지연 p50",
+                "지연 p99",
+                "호스트:pid",
+                "상태",
+            ],
         };
         let mut rows = vec![header.map(str::to_owned).to_vec()];
         rows.extend(shown.iter().map(|rank| row(rank).to_vec()));
@@ -311,7 +324,8 @@ mod tests {
 
     #[test]
     fn a_missing_rank_has_a_row_and_a_note() {
-        let report = Report::new(folder(&[("rank_0.json", dump(0, 0))]).path(), Lang::En).expect("records");
+        let report =
+            Report::new(folder(&[("rank_0.json", dump(0, 0))]).path(), Lang::En).expect("records");
         let text = printed(&report, false);
         assert!(
             text.contains("\nnote: there is no record of rank 1\n"),
@@ -331,7 +345,8 @@ mod tests {
             .replace("[0,1]", "[0]")
             .replace(r#""culprits":[1]"#, r#""culprits":[]"#)
             .replace(r#""failure":"#, r#""unknown":"#);
-        let report = Report::new(folder(&[("rank_0.json", sound)]).path(), Lang::En).expect("records");
+        let report =
+            Report::new(folder(&[("rank_0.json", sound)]).path(), Lang::En).expect("records");
         assert_eq!(report.exit(), Exit::Done);
         let text = printed(&report, false);
         assert!(

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
-use paceline_words::Lang;
 use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{one_of, print};

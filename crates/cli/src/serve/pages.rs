@@ -8,8 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use paceline_report::words;
 use paceline_report::{ReportError, Run, document, escaped, runs_below, sections, table};
-use paceline_words::{Lang, Word};
 use paceline_usage::figures::clock;
+use paceline_words::{Lang, Word};
 
 use crate::http::{Answer, Request};
 

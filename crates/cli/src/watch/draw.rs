@@ -2,9 +2,9 @@
 
 use paceline_rendezvous::page::RunningJob;
 use paceline_report::words;
-use paceline_words::Word;
 use paceline_report::{Curve, Seen, charts, number};
 use paceline_usage::figures::{clock, thousands};
+use paceline_words::Word;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};

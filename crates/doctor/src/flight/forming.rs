@@ -94,7 +94,11 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
     let details = waiters.iter().take(DESCRIBED_MAX).map(|waiter| {
         let Forming { phase, arrived, .. } = waiter.forming;
         let arrived = match arrived.as_slice() {
-            [] => say!(lang, "it knew of nobody that had come", "온 랭크를 하나도 알지 못함"),
+            [] => say!(
+                lang,
+                "it knew of nobody that had come",
+                "온 랭크를 하나도 알지 못함"
+            ),
             ranks => {
                 let ranks = named(ranks, lang);
                 say!(lang, "{ranks} had come", "이미 온 쪽은 {ranks}")

@@ -208,7 +208,10 @@ fn what_a_rank_saw_itself_is_believed_before_what_it_was_told() {
         1,
     );
     dumps[0].groups[0].failure.as_mut().unwrap().at_ns += SECOND / 2;
-    detail(&diagnose(&dumps, Lang::En), "rank 0 says: all-reduce #4 timed out");
+    detail(
+        &diagnose(&dumps, Lang::En),
+        "rank 0 says: all-reduce #4 timed out",
+    );
 }
 
 #[test]
@@ -351,7 +354,10 @@ fn the_first_of_two_differences_counts() {
     let (mut early, mut late) = (finished(1, 9), finished(1, 9));
     early[2].elements = 1;
     late[7].elements = 1;
-    let diagnosis = diagnose(&job(vec![finished(1, 9), late, early, finished(1, 9)]), Lang::En);
+    let diagnosis = diagnose(
+        &job(vec![finished(1, 9), late, early, finished(1, 9)]),
+        Lang::En,
+    );
     let first = &diagnosis.findings[0];
     assert_eq!((first.seq, &*first.culprits), (Some(3), &[2][..]));
 }

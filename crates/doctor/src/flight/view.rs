@@ -87,7 +87,11 @@ impl<'a> View<'a> {
     pub(super) fn place(&self, rank: usize) -> String {
         match self.dump(rank) {
             Some(Dump { host, pid, .. }) => {
-                say!(self.lang, "host {host}, pid {pid}", "호스트 {host}, pid {pid}")
+                say!(
+                    self.lang,
+                    "host {host}, pid {pid}",
+                    "호스트 {host}, pid {pid}"
+                )
             }
             None => say!(self.lang, "no record", "기록 없음"),
         }
@@ -295,8 +299,12 @@ impl<'a> Group<'a> {
 
     /// "all-reduce #12 (bucket 3, step 812) of group dp0".
     fn operation(&self, record: &Record) -> String {
-        let bucket = record.bucket.map(|bucket| say!(self.lang, "bucket {bucket}", "버킷 {bucket}"));
-        let step = record.step.map(|step| say!(self.lang, "step {step}", "스텝 {step}"));
+        let bucket = record
+            .bucket
+            .map(|bucket| say!(self.lang, "bucket {bucket}", "버킷 {bucket}"));
+        let step = record
+            .step
+            .map(|step| say!(self.lang, "step {step}", "스텝 {step}"));
         let marks: Vec<String> = bucket.into_iter().chain(step).collect();
         let marks = match marks.is_empty() {
             true => String::new(),
@@ -382,7 +390,14 @@ pub(super) fn precedence(dump: &Dump, failure: &Failure) -> (bool, u64, usize) {
 pub(super) fn named(ranks: &[usize], lang: Lang) -> String {
     match lang {
         Lang::En => Ranks(ranks).to_string(),
-        Lang::Ko => format!("랭크 {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+        Lang::Ko => format!(
+            "랭크 {}",
+            ranks
+                .iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     }
 }
 

@@ -286,7 +286,11 @@ impl<'a> Waits<'a> {
         };
         Diagnosis {
             details: vec![
-                say!(lang, "rank {rank} is at {place}", "랭크 {rank}의 위치: {place}"),
+                say!(
+                    lang,
+                    "rank {rank} is at {place}",
+                    "랭크 {rank}의 위치: {place}"
+                ),
                 match is_of_pairs {
                     true => say!(
                         lang,

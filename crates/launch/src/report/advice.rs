@@ -17,12 +17,14 @@ pub(super) fn of(failure: &Failure, lang: Lang) -> String {
     let advice = match &failure.kind {
         FailureKind::ExitCode(code) => return of_code(*code, failure, lang),
         FailureKind::Signal { number, .. } => of_signal(*number),
-        FailureKind::LeftEarly => const {
-            Word::new(
-                "every rank has to make the same collective calls; does one have fewer batches, or call `exit`?",
-                "모든 랭크가 같은 집합 통신을 호출해야 합니다. 배치 수가 적거나 `exit`을 호출하는 랭크가 있는지 확인하세요",
-            )
-        },
+        FailureKind::LeftEarly => {
+            const {
+                Word::new(
+                    "every rank has to make the same collective calls; does one have fewer batches, or call `exit`?",
+                    "모든 랭크가 같은 집합 통신을 호출해야 합니다. 배치 수가 적거나 `exit`을 호출하는 랭크가 있는지 확인하세요",
+                )
+            }
+        }
         FailureKind::Stalled { state } => of_stalled(state.of(Lang::En), failure),
     };
     advice.of(lang).to_owned()
@@ -47,18 +49,22 @@ fn of_stalled(state: &str, failure: &Failure) -> Word {
     }
     match failure.reported_by {
         // Found by what it did not do, not by another rank that waited for it.
-        None => const {
-            Word::new(
-                "a rank that waits is seldom the one at fault: compare what the others did",
-                "기다리는 랭크가 원인인 경우는 드뭅니다. 다른 랭크가 하던 일과 비교하세요",
-            )
-        },
-        Some(_) => const {
-            Word::new(
-                "`gdb -p` or `py-spy dump --pid` show where a process hangs",
-                "`gdb -p`나 `py-spy dump --pid`로 프로세스가 멈춘 위치를 볼 수 있습니다",
-            )
-        },
+        None => {
+            const {
+                Word::new(
+                    "a rank that waits is seldom the one at fault: compare what the others did",
+                    "기다리는 랭크가 원인인 경우는 드뭅니다. 다른 랭크가 하던 일과 비교하세요",
+                )
+            }
+        }
+        Some(_) => {
+            const {
+                Word::new(
+                    "`gdb -p` or `py-spy dump --pid` show where a process hangs",
+                    "`gdb -p`나 `py-spy dump --pid`로 프로세스가 멈춘 위치를 볼 수 있습니다",
+                )
+            }
+        }
     }
 }
 

@@ -409,7 +409,11 @@ fn start(config: &TrainConfig, run: &RunDir, args: &TrainArgs) -> Result<Exit, F
     let has_failed = matches!(exit, Exit::Child(_) | Exit::JobFailed | Exit::Deadline);
     if has_failed && exit.code() != Exit::Usage.code() && has_checkpoint(run.path()) {
         let (lang, folder) = (lang(usage.lang), run.path().display());
-        let advice = say!(lang, "continue with --resume {folder}", "이어서 학습하려면 --resume {folder}");
+        let advice = say!(
+            lang,
+            "continue with --resume {folder}",
+            "이어서 학습하려면 --resume {folder}"
+        );
         hint_in(lang, &advice);
     }
     Ok(exit)

@@ -78,7 +78,11 @@ impl Activity {
         let place = match self.phase {
             Phase::Starting | Phase::Rendezvous | Phase::Finished => phase.to_owned(),
             Phase::BetweenSteps => {
-                say!(lang, "{phase}, after step {step}", "스텝 {step} 이후 {phase}")
+                say!(
+                    lang,
+                    "{phase}, after step {step}",
+                    "스텝 {step} 이후 {phase}"
+                )
             }
             _ => say!(lang, "{phase} at step {step}", "스텝 {step}의 {phase}"),
         };

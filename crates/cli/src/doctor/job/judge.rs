@@ -95,7 +95,11 @@ impl Facts<'_> {
             Some(_) => say!(lang, "done: {steps}", "완료: {steps}"),
             None if !self.ranks.is_empty() => {
                 let ranks = here();
-                say!(lang, "it runs: {steps}, {ranks}", "실행 중: {steps}, {ranks}")
+                say!(
+                    lang,
+                    "it runs: {steps}, {ranks}",
+                    "실행 중: {steps}, {ranks}"
+                )
             }
             None if is_stopped => say!(
                 lang,
@@ -297,10 +301,9 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
 
 /// A rank that has not come to the operation in which others wait.
 fn missing(severity: Severity, what: String, rank: &Rank, phase: Phase, lang: Lang) -> Finding {
-    let state = rank.stat.map_or_else(
-        || say!(lang, "gone", "없음"),
-        |stat| stat.state_text(lang),
-    );
+    let state = rank
+        .stat
+        .map_or_else(|| say!(lang, "gone", "없음"), |stat| stat.state_text(lang));
     let (number, cores, reason) = (rank.rank, rank.cores, reason(phase).of(lang));
     let why = say!(
         lang,

@@ -98,7 +98,10 @@ fn a_message_that_was_sent_and_did_not_come_is_nobodys_fault() {
     );
     // Where the sender's ring has lost its first ones, nobody can count.
     let dumps = messages(vec![vec![sent(2), sent(3)], receiver()]);
-    assert_eq!(diagnose(&dumps, Lang::En).findings[0].cause, Cause::NeverJoined);
+    assert_eq!(
+        diagnose(&dumps, Lang::En).findings[0].cause,
+        Cause::NeverJoined
+    );
 }
 
 #[test]
