@@ -36,7 +36,10 @@ fn mismatch(group: &Group<'_>) -> Option<Diagnosis> {
     let of = group.of();
     let called = sides.iter().zip(&words).map(|((_, ranks), call)| {
         let ranks = named(ranks, lang);
-        say!(lang, "{ranks} called {call}", "{ranks}: {call}")
+        match lang {
+            Lang::En => format!("{ranks} called {call}"),
+            Lang::Ko => format!("{ranks}: {call}"),
+        }
     });
     let called: Vec<String> = called.collect();
     let sentence = match (lang, has_majority) {

@@ -196,7 +196,7 @@ mod tests {
         for known in KNOWN {
             let expect = format!(
                 "{}: kernel log: {}",
-                known.severity.word(Lang::En),
+                known.severity.word(paceline_words::Lang::En),
                 known.fix
             );
             check(
