@@ -13,17 +13,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Crate -> the workspace's crates that it may depend on, to run, to build or to be tested. A crate may depend on itself, to turn on one
 # of its features in its tests.
 declare -rA MAY_USE=(
-    [paceline-rendezvous]=''
+    [paceline-words]=''
+    [paceline-rendezvous]='paceline-words'
     [paceline-kernels]=''
     [paceline-nn]='paceline-kernels'
     [paceline-collective]='paceline-rendezvous'
-    [paceline-launch]='paceline-rendezvous'
+    [paceline-launch]='paceline-rendezvous paceline-words'
     [paceline-submit]='paceline-rendezvous'
-    [paceline-doctor]='paceline-collective paceline-rendezvous paceline-gpu paceline-nccl paceline-fake-nvml'
+    [paceline-doctor]='paceline-words paceline-collective paceline-rendezvous paceline-gpu paceline-nccl paceline-fake-nvml'
     [paceline-gpu]='paceline-fake-nvml'
     [paceline-testing]=''
-    [paceline-usage]='paceline-gpu paceline-fake-nvml'
-    [paceline-report]='paceline-usage'
+    [paceline-usage]='paceline-words paceline-gpu paceline-fake-nvml'
+    [paceline-report]='paceline-words paceline-usage'
     [paceline-fake-library]=''
     [paceline-fake-nvml]='paceline-fake-library'
     [paceline-fake-cuda]='paceline-fake-library'
@@ -32,8 +33,8 @@ declare -rA MAY_USE=(
     [paceline-split]='paceline-nn paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-train]='paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
-    [paceline-cli]='paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-report paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
-    [paceline]='paceline-nn paceline-split paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline-cli]='paceline-words paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-report paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [paceline]='paceline-words paceline-nn paceline-split paceline-cli paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
 # Only tests may use this crate; those of any crate may.

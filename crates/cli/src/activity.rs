@@ -2,7 +2,7 @@
 
 use paceline_rendezvous::page::{Activity, Phase, op_name};
 use paceline_report::words;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 
 /// `backward: all-reduce #4411 b3`, `data`.
 pub(crate) fn doing(activity: &Activity, lang: Lang) -> String {

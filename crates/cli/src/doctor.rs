@@ -6,10 +6,13 @@ mod job;
 
 use std::path::PathBuf;
 
+use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, value_parser};
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{json, valued};
+use crate::usage::{lang, langs};
 
 pub use check::CheckArgs;
 pub use job::Subject;
@@ -23,6 +26,8 @@ pub struct DoctorArgs {
     pub flight: Option<PathBuf>,
     /// The job that is to begin.
     pub check: CheckArgs,
+    /// Language of what is found.
+    pub lang: Option<Lang>,
     /// Print JSON.
     pub json: bool,
 }
@@ -79,6 +84,10 @@ pub fn command() -> clap::Command {
                 .conflicts_with_all(check::names())
                 .help("Read the flight records in this folder, of a job that failed"),
         )
+        .arg(
+            valued("lang", "LANG", ValueParser::new(langs()))
+                .help("Language of what is found about a job that runs or is over [default: the locale's, else en]"),
+        )
         .arg(json());
     check::add_to(command)
 }
@@ -92,6 +101,7 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
         subject: run.or(pid),
         flight: matches.get_one("flight").cloned(),
         check: check::read(matches),
+        lang: matches.get_one("lang").copied(),
         json: matches.get_flag("json"),
     }
 }
@@ -101,8 +111,8 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
 /// *Errors*: what kept it from that.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     match (&args.subject, &args.flight) {
-        (Some(subject), _) => job::explain(subject, args.json),
-        (None, Some(dir)) => flight::read(dir, args.json),
+        (Some(subject), _) => job::explain(subject, lang(args.lang), args.json),
+        (None, Some(dir)) => flight::read(dir, lang(args.lang), args.json),
         (None, None) => check::check(&args.check, args.json),
     }
 }

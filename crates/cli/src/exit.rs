@@ -7,6 +7,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
+use paceline_words::{Lang, Word};
+
+const ERROR: Word = Word::new("error", "오류");
+const HINT: Word = Word::new("hint", "조치");
 
 /// Every way the program ends. This is the table of exit codes.
 ///
@@ -122,16 +126,21 @@ impl Failure {
     /// Coloured on a terminal only, and not with `NO_COLOR`.
     #[must_use]
     pub fn report(&self) -> Exit {
+        self.report_in(Lang::En)
+    }
+
+    /// The same for a message in this language.
+    pub(crate) fn report_in(&self, lang: Lang) -> Exit {
         // A closed stderr takes no message; the exit code still tells.
-        let _ = self.write(&mut anstream::stderr().lock());
+        let _ = self.write(lang, &mut anstream::stderr().lock());
         self.exit
     }
 
     /// `error: ...`, then `hint: ...`, with colours for a stream that removes them where they are unwanted.
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        labelled(out, "error", AnsiColor::Red, &self.message)?;
+    fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
+        labelled(out, ERROR.of(lang), AnsiColor::Red, &self.message)?;
         match &self.hint {
-            Some(hint) => labelled(out, "hint", AnsiColor::Cyan, hint),
+            Some(hint) => labelled(out, HINT.of(lang), AnsiColor::Cyan, hint),
             None => Ok(()),
         }
     }
@@ -155,7 +164,12 @@ pub fn note(message: &str) {
 
 /// Prints advice on stderr, in the manner of a failure's.
 pub fn hint(message: &str) {
-    say("hint", AnsiColor::Cyan, message);
+    hint_in(Lang::En, message);
+}
+
+/// The same in this language.
+pub fn hint_in(lang: Lang, message: &str) {
+    say(HINT.of(lang), AnsiColor::Cyan, message);
 }
 
 /// A closed stderr takes no message; the program goes on.
@@ -199,10 +213,10 @@ mod tests {
     fn printed(failure: &Failure, colored: bool) -> String {
         let mut bytes = Vec::new();
         if colored {
-            failure.write(&mut bytes).expect("memory");
+            failure.write(Lang::En, &mut bytes).expect("memory");
         } else {
             failure
-                .write(&mut anstream::StripStream::new(&mut bytes))
+                .write(Lang::En, &mut anstream::StripStream::new(&mut bytes))
                 .expect("memory");
         }
         String::from_utf8(bytes).expect("text")

@@ -11,9 +11,10 @@ use paceline_doctor::flight;
 use paceline_gpu::words;
 use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
+use paceline_words::Lang;
 
-use crate::exit::{Exit, Failure, hint, warn};
-use crate::usage::{Usage, UsageArgs};
+use crate::exit::{Exit, Failure, hint_in, warn};
+use crate::usage::{Usage, UsageArgs, lang};
 
 /// Tells the ranks where to leave their flight records.
 pub(crate) const FLIGHT_DIR: &str = "PACELINE_FLIGHT_DIR";
@@ -40,6 +41,7 @@ pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
 ///
 /// *Errors*: it could not be started.
 pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
+    let lang = lang(usage.lang);
     let usage = Usage::start(usage, &mut job)?;
     let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));
     let before = flight_dir.as_deref().map(dumps).unwrap_or_default();
@@ -51,11 +53,11 @@ pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
     if let Some(summary) = usage.and_then(Usage::finish) {
         eprint!("{summary}");
     }
-    let exit = report(&outcome);
+    let exit = report(&outcome, lang);
     if let Some(dir) = flight_dir.filter(|_| outcome.failure.is_some()) {
         match dumps(&dir).difference(&before).count() {
             0 => {}
-            count => hint(&how_to_read(count, &dir)),
+            count => hint_in(lang, &how_to_read(count, &dir, lang)),
         }
     }
     Ok(exit)
@@ -78,20 +80,27 @@ fn dumps(dir: &Path) -> HashSet<(PathBuf, Option<SystemTime>)> {
         .collect()
 }
 
-fn how_to_read(count: usize, dir: &Path) -> String {
-    let (ranks, dir) = (words::count(count, "rank"), dir.display());
-    format!("{ranks} left a flight record: `paceline doctor --flight {dir}` says what they show")
+fn how_to_read(count: usize, dir: &Path, lang: Lang) -> String {
+    let dir = dir.display();
+    match lang {
+        Lang::En => format!(
+            "{} left a flight record: `paceline doctor --flight {dir}` says what they show",
+            words::count(count, "rank")
+        ),
+        Lang::Ko => format!(
+            "랭크 {count}개가 플라이트 레코드를 남겼습니다. `paceline doctor --flight {dir}`로 내용을 볼 수 있습니다"
+        ),
+    }
 }
 
-fn report(outcome: &Outcome) -> Exit {
+fn report(outcome: &Outcome, lang: Lang) -> Exit {
     let exit = ending(outcome);
-    match &outcome.failure {
-        Some(failure) => Failure::new(exit, failure, failure.hint()).report(),
-        None => match &outcome.lost {
-            Some(lost) => Failure::new(exit, lost, lost.hint()).report(),
-            None => exit,
-        },
-    }
+    let (text, hint) = match (&outcome.failure, &outcome.lost) {
+        (Some(failure), _) => (failure.text(lang), failure.hint(lang)),
+        (None, Some(lost)) => (lost.to_string(), lost.hint(lang)),
+        (None, None) => return exit,
+    };
+    Failure::new(exit, text, hint).report_in(lang)
 }
 
 fn ending(outcome: &Outcome) -> Exit {
@@ -174,6 +183,6 @@ mod tests {
         assert!(dumps(&dir.join("none")).is_empty());
         let expect =
             "2 ranks left a flight record: `paceline doctor --flight f` says what they show";
-        assert_eq!(how_to_read(2, Path::new("f")), expect);
+        assert_eq!(how_to_read(2, Path::new("f"), Lang::En), expect);
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use paceline_report::{RUNS_MAX, ReportError, page, runs_below};
-use paceline_usage::Lang;
 use paceline_usage::files::write_beside;
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{self, finish};

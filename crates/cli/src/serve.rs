@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_report::runs_below;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 
 use self::access::Access;
 use self::pages::Pages;

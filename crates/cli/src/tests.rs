@@ -136,7 +136,7 @@ fn run_and_what_it_tells_of_usage() {
     let expect = UsageArgs {
         summary: Summary::Off,
         csv: Some("u.csv".into()),
-        lang: Some(paceline_usage::Lang::Ko),
+        lang: Some(paceline_words::Lang::Ko),
         ..UsageArgs::default()
     };
     assert_eq!(args.usage, expect);

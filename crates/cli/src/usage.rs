@@ -35,7 +35,7 @@ pub struct UsageArgs {
     /// Draw utilisation over time as SVG
     #[arg(id = "usage_svg", long = "usage-svg", value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Language of the summary and the picture [default: the locale's, else en]
+    /// Language of the summary, the picture and the report of a failure [default: the locale's, else en]
     #[arg(long, value_name = "LANG", value_parser = langs())]
     pub lang: Option<Lang>,
     /// Whether the job computes on processors only: the devices of other jobs do not concern it.
@@ -84,7 +84,7 @@ pub(crate) fn langs() -> impl TypedValueParser<Value = Lang> {
 }
 
 /// The language to use: the one asked for, else the locale's.
-pub(crate) fn lang(asked: Option<Lang>) -> Lang {
+pub fn lang(asked: Option<Lang>) -> Lang {
     asked.unwrap_or_else(|| Lang::from_env(|name| std::env::var(name).ok()))
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use paceline_report::Run;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use ratatui::buffer::Buffer;
 
 use self::state::State;

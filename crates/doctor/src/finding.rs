@@ -3,6 +3,7 @@
 use std::fmt;
 
 pub(crate) use paceline_gpu::words::count;
+use paceline_words::{Lang, Word, say};
 use serde::{Deserialize, Serialize};
 
 /// How much a finding matters. The order is that of printing.
@@ -19,12 +20,16 @@ pub enum Severity {
 
 impl Severity {
     /// The word that stands in front of a finding.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Note => "note",
-        }
+    pub fn word(self, lang: Lang) -> &'static str {
+        const ERROR: Word = Word::new("error", "오류");
+        const WARNING: Word = Word::new("warning", "경고");
+        const NOTE: Word = Word::new("note", "참고");
+        let word = match self {
+            Self::Error => ERROR,
+            Self::Warning => WARNING,
+            Self::Note => NOTE,
+        };
+        word.of(lang)
     }
 }
 
@@ -46,18 +51,27 @@ pub struct Finding {
     pub nodes: Vec<String>,
 }
 
-impl fmt::Display for Finding {
-    /// Several lines for people, with a line end.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", self.severity.word(), self.what)?;
+impl Finding {
+    /// Several lines for people, with a line end. The sentences are in the language in which they were found.
+    pub fn text(&self, lang: Lang) -> String {
+        let (severity, what) = (self.severity.word(lang), &self.what);
+        let mut text = format!("{severity}: {what}\n");
         if !self.nodes.is_empty() {
-            writeln!(f, "  on:  {}", self.nodes.join(", "))?;
+            let nodes = self.nodes.join(", ");
+            text += &say!(lang, "  on:  {nodes}\n", "  노드: {nodes}\n");
         }
-        writeln!(f, "  why: {}", self.why)?;
-        match self.fix.as_str() {
-            "" => Ok(()),
-            fix => writeln!(f, "  fix: {fix}"),
+        let (why, fix) = (&self.why, &self.fix);
+        text += &say!(lang, "  why: {why}\n", "  이유: {why}\n");
+        if !fix.is_empty() {
+            text += &say!(lang, "  fix: {fix}\n", "  조치: {fix}\n");
         }
+        text
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text(Lang::En))
     }
 }
 

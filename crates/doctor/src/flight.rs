@@ -18,12 +18,12 @@ mod waits;
 
 use std::collections::BTreeSet;
 
-use paceline_collective::Ranks;
 use paceline_collective::flight::{Dump, Failure, FailureKind};
 use paceline_gpu::words::count;
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
-use self::view::View;
+use self::view::{View, named};
 
 pub use self::folder::{Folder, JobDumps, Skipped, dump_files, read_folder};
 pub use self::lag::Lag;
@@ -144,6 +144,7 @@ const LONG_WAIT_NS: u64 = 10_000_000_000;
 const DESCRIBED_MAX: usize = 8;
 
 /// Says what went wrong in one job. `dumps` are those of its ranks, at most one each, in any order; ranks may be missing.
+/// The ranks' own words stay English.
 ///
 /// *Cost*: about one pass over all records for each group.
 ///
@@ -151,14 +152,15 @@ const DESCRIBED_MAX: usize = 8;
 ///
 /// ```no_run
 /// use paceline_doctor::flight::{diagnose, read_folder};
+/// use paceline_words::Lang;
 ///
 /// for job in read_folder("flight".as_ref())?.jobs {
-///     println!("{}", diagnose(&job.dumps).findings[0].sentence);
+///     println!("{}", diagnose(&job.dumps, Lang::En).findings[0].sentence);
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub fn diagnose(dumps: &[Dump]) -> FlightReport {
-    let view = View::new(dumps);
+pub fn diagnose(dumps: &[Dump], lang: Lang) -> FlightReport {
+    let view = View::new(dumps, lang);
     let mut findings = view.quarrels();
     findings.extend(forming::findings(&view));
     findings.extend(calls::mismatches(&view));
@@ -201,16 +203,27 @@ fn by_the_errors(view: &View<'_>) -> Option<Diagnosis> {
         let text = &failure.text;
         (
             Cause::GaveUp,
-            format!("{text} ({place}); nobody waited for it"),
+            say!(
+                view.lang,
+                "{text} ({place}); nobody waited for it",
+                "{text} ({place}); 기다린 랭크는 없음"
+            ),
         )
     } else if silent.is_empty() {
         let (text, rank) = (&first.text, failures[0].0.rank);
         (
             Cause::Failed,
-            format!("{text} (in the words of rank {rank})"),
+            say!(
+                view.lang,
+                "{text} (in the words of rank {rank})",
+                "{text} (랭크 {rank}의 메시지)"
+            ),
         )
     } else {
-        (Cause::NoRecord, no_record(&silent, failure, dump.rank))
+        (
+            Cause::NoRecord,
+            no_record(&silent, failure, dump.rank, view.lang),
+        )
     };
     let group = if gave_up.is_some() {
         group
@@ -232,19 +245,21 @@ fn has_given_up(dump: &Dump, failure: &Failure) -> bool {
 }
 
 /// "rank 3 left no record: ..." with what `by` says of it.
-fn no_record(silent: &[usize], failure: &Failure, by: usize) -> String {
-    let (it, was) = match silent.len() {
-        1 => ("it", "was"),
-        _ => ("they", "were"),
+fn no_record(silent: &[usize], failure: &Failure, by: usize, lang: Lang) -> String {
+    let has_left = failure.kind == FailureKind::Left;
+    let why = match (lang, silent.len(), has_left) {
+        (Lang::En, 1, true) => "it left while needed",
+        (Lang::En, _, true) => "they left while needed",
+        (Lang::En, 1, false) => "it died or was killed before it could write",
+        (Lang::En, _, false) => "they died or were killed before they could write",
+        (Lang::Ko, _, true) => "아직 필요한데 먼저 종료됨",
+        (Lang::Ko, _, false) => "기록을 쓰기 전에 죽었거나 강제 종료됨",
     };
-    let why = match failure.kind {
-        FailureKind::Left => format!("{it} left while needed"),
-        _ => format!("{it} died or {was} killed before {it} could write"),
-    };
-    format!(
-        "{} left no record: {why}; rank {by} says: {}",
-        Ranks(silent),
-        failure.text
+    let (ranks, text) = (named(silent, lang), &failure.text);
+    say!(
+        lang,
+        "{ranks} left no record: {why}; rank {by} says: {text}",
+        "{ranks}: 기록 없음; {why}; 랭크 {by}의 메시지: {text}"
     )
 }
 
@@ -258,13 +273,27 @@ fn nothing(view: &View<'_>) -> Diagnosis {
 
 /// How far the ranks came, where nothing diverged.
 fn progress(view: &View<'_>) -> String {
-    let here = view.dumps.len();
-    let who = match (here, view.world) {
-        (0, _) => return "there is no record of any rank".into(),
-        (1, 1) => "the only rank".to_owned(),
-        (here, world) if here == world => format!("all {world} ranks"),
-        (1, world) => format!("the 1 rank of {world} that left a record"),
-        (here, world) => format!("the {here} ranks of {world} that left a record"),
+    let (lang, here, world) = (view.lang, view.dumps.len(), view.world);
+    let who = match (here, world) {
+        (0, _) => {
+            return say!(
+                lang,
+                "there is no record of any rank",
+                "기록을 남긴 랭크가 없음"
+            );
+        }
+        (1, 1) => say!(lang, "the only rank", "하나뿐인 랭크"),
+        _ if here == world => say!(lang, "all {world} ranks", "랭크 {world}개 모두"),
+        (1, _) => say!(
+            lang,
+            "the 1 rank of {world} that left a record",
+            "랭크 {world}개 중 기록을 남긴 1개"
+        ),
+        _ => say!(
+            lang,
+            "the {here} ranks of {world} that left a record",
+            "랭크 {world}개 중 기록을 남긴 {here}개"
+        ),
     };
     let range = |group: &view::Group<'_>| {
         let finished = group.members.iter().filter_map(view::Member::finished);
@@ -276,28 +305,41 @@ fn progress(view: &View<'_>) -> String {
         .filter_map(|group| range(group).map(|(least, most)| (group.name, least, most)))
         .collect();
     match ranges.as_slice() {
-        [] => format!("{who} recorded no operations"),
-        [(_, least, most)] if least == most => {
-            let operations = count(usize::try_from(*least).unwrap_or(usize::MAX), "operation");
-            format!("{who} finished the same {operations}; nothing diverged")
-        }
-        [(_, least, most)] => {
-            format!(
-                "{who} finished {least} to {most} operations, in the same order; nothing diverged"
-            )
-        }
+        [] => say!(
+            lang,
+            "{who} recorded no operations",
+            "{who}: 기록된 연산이 없음"
+        ),
+        [(_, least, most)] if least == most => match lang {
+            Lang::En => {
+                let operations = count(usize::try_from(*least).unwrap_or(usize::MAX), "operation");
+                format!("{who} finished the same {operations}; nothing diverged")
+            }
+            Lang::Ko => format!("{who}: 같은 연산 {least}개를 끝냈고 어긋난 곳이 없음"),
+        },
+        [(_, least, most)] => say!(
+            lang,
+            "{who} finished {least} to {most} operations, in the same order; nothing diverged",
+            "{who}: 연산 {least}~{most}개를 같은 순서로 끝냈고 어긋난 곳이 없음"
+        ),
         many => {
             let groups: Vec<String> = many
                 .iter()
                 .take(DESCRIBED_MAX)
                 .map(|(name, least, most)| match least == most {
-                    true => format!("{least} of group {name}"),
-                    false => format!("{least} to {most} of group {name}"),
+                    true => say!(lang, "{least} of group {name}", "그룹 {name} {least}개"),
+                    false => say!(
+                        lang,
+                        "{least} to {most} of group {name}",
+                        "그룹 {name} {least}~{most}개"
+                    ),
                 })
                 .collect();
-            format!(
-                "{who} finished the same operations, {}; nothing diverged",
-                groups.join(", ")
+            let groups = groups.join(", ");
+            say!(
+                lang,
+                "{who} finished the same operations, {groups}; nothing diverged",
+                "{who}: 같은 연산을 끝냈고 어긋난 곳이 없음({groups})"
             )
         }
     }

@@ -42,8 +42,8 @@ mod xid;
 
 use std::io::{self, Write};
 
-use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::Snapshot;
+use paceline_words::Lang;
 use serde::Serialize;
 
 use crate::finding::{Fact, Finding, Notes, Severity, plain};

@@ -133,7 +133,10 @@ pub(crate) mod tests {
 
     pub(crate) fn found(notes: &Notes) -> Vec<Said> {
         let said = |finding: &Finding| {
-            let (severity, check) = (finding.severity.word(), &finding.check);
+            let (severity, check) = (
+                finding.severity.word(paceline_words::Lang::En),
+                &finding.check,
+            );
             Said(format!("{severity}: {check}: {}", finding.fix))
         };
         notes.findings.iter().map(said).collect()

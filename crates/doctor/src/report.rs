@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use paceline_gpu::columns::aligned;
+use paceline_words::Lang;
 use serde::Serialize;
 
 use crate::finding::{Fact, Finding, Notes, Severity, count};
@@ -119,7 +120,7 @@ pub(crate) fn write_findings(
         found.count()
     };
     let counted = [Severity::Error, Severity::Warning, Severity::Note]
-        .map(|severity| count(number(severity), severity.word()));
+        .map(|severity| count(number(severity), severity.word(Lang::En)));
     match findings.is_empty() {
         true => writeln!(out, "nothing wrong found {place}")?,
         false => writeln!(out, "{} {place}", counted.join(", "))?,

@@ -15,6 +15,7 @@ use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::store::Server;
 use paceline_rendezvous::token::Token;
 use paceline_testing::{Meeting, seconds_after, wait_until};
+use paceline_words::Lang;
 
 /// Transports between processes; what happens on them happens on all.
 const TRANSPORTS: [Transport; 2] = [Transport::Shm, Transport::Tcp];
@@ -91,7 +92,7 @@ fn diagnosed(dir: &Path, ranks: &[usize]) -> (Folder, FlightReport) {
         dumps.iter().map(|dump| dump.rank).collect::<Vec<_>>(),
         ranks
     );
-    let diagnosis = diagnose(dumps);
+    let diagnosis = diagnose(dumps, Lang::En);
     (folder, diagnosis)
 }
 
@@ -411,7 +412,7 @@ fn a_job_that_ends_well_leaves_no_files_and_a_sound_record() {
         Vec::<std::path::PathBuf>::new()
     );
     let dumps = dumps.into_inner().unwrap();
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     let expect = "all 2 ranks finished the same 3 operations; nothing diverged";
     assert_eq!(diagnosis.findings[0].sentence, expect);
     assert!(!diagnosis.has_fault());
@@ -432,5 +433,5 @@ fn a_rank_alone_records_too() {
     let dump = group.dump_flight();
     assert_eq!((dump.rank, dump.world), (0, 1));
     assert_eq!(dump.groups[0].records[0].algorithm, "direct");
-    assert!(!diagnose(&[dump]).has_fault());
+    assert!(!diagnose(&[dump], Lang::En).has_fault());
 }

@@ -12,7 +12,6 @@
 //! - [`host`]: how files of the machine, or of a recorded one, are read within bounds.
 //! - [`cgroup`]: the limits of containers and batch systems.
 //! - [`memory`]: how much memory the machine and the container have left.
-//! - [`lang`]: the languages of reports.
 //! - [`columns`]: columns for people to read.
 
 pub mod bus;
@@ -20,7 +19,6 @@ pub mod cgroup;
 pub mod columns;
 pub mod devices;
 pub mod host;
-pub mod lang;
 pub mod memory;
 mod nvml;
 pub mod places;

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use paceline_words::Lang;
 use serde_json::{Value, json};
 
 use crate::job::Job;
@@ -150,11 +151,11 @@ fn of_failure(failure: &Failure, outcome: &Outcome) -> Value {
         "time": time::utc(at),
         "after_seconds": failure.after.as_secs_f64(),
         "cause": headline,
-        "hint": failure.hint(),
+        "hint": failure.hint(Lang::En),
         "error": error.map(|error| &error.message),
         "traceback": traceback,
         "last_lines": failure.last_lines,
-        "activity": failure.activity,
+        "activity": failure.activity.as_ref().map(|activity| activity.of(Lang::En)),
         "log": failure.log.as_ref().map(|log| log.display().to_string()),
         "reported_by": failure.reported_by,
         "victims": failure.victims,

@@ -7,6 +7,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use paceline_words::{Lang, Text, Word, say};
+
 use crate::output::TAIL_LINES;
 use crate::plan::Plan;
 use crate::signals;
@@ -90,17 +92,25 @@ impl Lost {
     }
 
     /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        let text = match self.exit_code {
-            2 => {
-                "give every node the same --nnodes and PACELINE_JOB_TOKEN, and a --node-rank of its own, from 0 on"
-            }
-            4 => "is the same command running on every node, with the same endpoint?",
-            _ => {
-                "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain"
-            }
+    pub fn hint(&self, lang: Lang) -> Option<String> {
+        const CONTRADICTION: Word = Word::new(
+            "give every node the same --nnodes and PACELINE_JOB_TOKEN, and a --node-rank of its own, from 0 on",
+            "모든 노드에 같은 --nnodes와 PACELINE_JOB_TOKEN을 주고, --node-rank는 0부터 노드마다 다르게 지정하세요",
+        );
+        const TOO_LATE: Word = Word::new(
+            "is the same command running on every node, with the same endpoint?",
+            "모든 노드에서 같은 명령을 같은 엔드포인트로 실행했는지 확인하세요",
+        );
+        const LOST: Word = Word::new(
+            "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain",
+            "노드 수가 변할 수 있게 시작하면(`--rdzv-backend c10d --nnodes MIN:MAX`) 남은 노드로 계속 학습합니다",
+        );
+        let advice = match self.exit_code {
+            2 => CONTRADICTION,
+            4 => TOO_LATE,
+            _ => LOST,
         };
-        Some(text.to_owned())
+        Some(advice.of(lang).to_owned())
     }
 }
 
@@ -135,7 +145,7 @@ pub struct Failure {
     /// They are the newest on this launcher's standard error, so the report does not repeat them.
     pub(crate) are_on_console: bool,
     /// What it was doing, such as `in the backward pass at step 42`.
-    pub activity: Option<String>,
+    pub activity: Option<Text>,
     /// Its log file.
     pub log: Option<PathBuf>,
     /// The ranks that did not end well because of it.
@@ -151,7 +161,7 @@ pub struct Failure {
     pub also: Vec<AlsoFailed>,
 }
 
-/// A rank of another node that failed too, and how far from the first failure. Display is a sentence.
+/// A rank of another node that failed too, and how far from the first failure.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct AlsoFailed {
     /// Its rank in the job.
@@ -171,30 +181,39 @@ impl AlsoFailed {
     pub fn is_later(&self) -> bool {
         self.bound_us.is_some_and(|bound| self.later_us > bound)
     }
-}
 
-impl fmt::Display for AlsoFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, node, host) = (self.rank, self.node_rank, &self.host);
-        write!(f, "rank {rank} (node {node}, host {host}) failed ")?;
+    /// The same as a sentence.
+    pub fn text(&self, lang: Lang) -> String {
         let millis = |micros: u64| Duration::from_micros(micros).as_secs_f64() * 1e3;
-        match self.bound_us {
+        let when = match self.bound_us {
             Some(bound) if self.is_later() => {
                 let (later, bound) = (millis(self.later_us), millis(bound));
-                write!(f, "{later:.1} ms later, give or take {bound:.1} ms")
+                say!(
+                    lang,
+                    "{later:.1} ms later, give or take {bound:.1} ms",
+                    "{later:.1} ms 뒤(오차 {bound:.1} ms)"
+                )
             }
             Some(bound) => {
                 let within = millis(self.later_us.saturating_add(bound));
-                write!(
-                    f,
-                    "within {within:.1} ms of it; the nodes' clocks cannot tell which was first"
+                say!(
+                    lang,
+                    "within {within:.1} ms of it; the nodes' clocks cannot tell which was first",
+                    "{within:.1} ms 이내, 노드 사이의 시계 오차 때문에 어느 쪽이 먼저인지는 알 수 없음"
                 )
             }
-            None => write!(
-                f,
-                "too; the nodes' clocks were not compared, so it may have been first"
+            None => say!(
+                lang,
+                "too; the nodes' clocks were not compared, so it may have been first",
+                "노드 사이의 시계를 비교하지 못했으므로 이쪽이 먼저일 수도 있음"
             ),
-        }
+        };
+        let (rank, node, host) = (self.rank, self.node_rank, &self.host);
+        say!(
+            lang,
+            "rank {rank} (node {node}, host {host}) failed {when}",
+            "함께 실패한 랭크 {rank}(노드 {node}, 호스트 {host}): {when}"
+        )
     }
 }
 
@@ -253,7 +272,7 @@ pub enum FailureKind {
     /// It is alive, and another rank gave up waiting for it.
     Stalled {
         /// The state of its process in words.
-        state: String,
+        state: Text,
     },
 }
 
@@ -296,56 +315,82 @@ impl Failure {
 
     /// One sentence: who did what. It is also what the other ranks are told.
     pub(crate) fn headline(&self) -> String {
-        let (what, why) = self.sentence();
-        format!("{} {what}{why}", self.who())
+        let (what, why) = self.sentence(Lang::En);
+        format!("{} {what}{why}", self.who(Lang::En))
     }
 
     /// The same with the time, for a job that goes on.
     pub(crate) fn incident(&self) -> String {
-        let (what, why) = self.sentence();
+        let (what, why) = self.sentence(Lang::En);
         let seconds = self.after.as_secs_f64();
-        format!("{} {what} after {seconds:.1} s{why}", self.who())
+        format!("{} {what} after {seconds:.1} s{why}", self.who(Lang::En))
     }
 
-    fn who(&self) -> String {
+    fn who(&self, lang: Lang) -> String {
         let (rank, pid) = (self.rank, self.pid);
         match &self.node {
-            Some(node) => format!(
-                "rank {rank} (node {}, host {}, pid {pid})",
-                node.rank, node.host
+            Some(Node { rank: node, host }) => say!(
+                lang,
+                "rank {rank} (node {node}, host {host}, pid {pid})",
+                "랭크 {rank}(노드 {node}, 호스트 {host}, pid {pid})"
             ),
-            None => format!("rank {rank} (pid {pid})"),
+            None => say!(lang, "rank {rank} (pid {pid})", "랭크 {rank}(pid {pid})"),
         }
     }
 
     /// What it did, and the explanation that follows, if there is one.
-    fn sentence(&self) -> (String, String) {
+    fn sentence(&self, lang: Lang) -> (String, String) {
         match &self.kind {
-            FailureKind::ExitCode(code) => (format!("exited with code {code}"), String::new()),
+            FailureKind::ExitCode(code) => (
+                say!(lang, "exited with code {code}", "종료됨(종료 코드 {code})"),
+                String::new(),
+            ),
             FailureKind::Signal { number, name, core } => {
-                let core = if *core { ", core dumped" } else { "" };
-                (
-                    format!("was killed by signal {number} ({name}{core})"),
-                    String::new(),
-                )
+                let core = match core {
+                    true => say!(lang, ", core dumped", ", 코어 덤프 있음"),
+                    false => String::new(),
+                };
+                let what = say!(
+                    lang,
+                    "was killed by signal {number} ({name}{core})",
+                    "시그널 {number}({name}{core})에 의해 종료됨"
+                );
+                (what, String::new())
             }
             FailureKind::LeftEarly => {
                 let when = match self.reported_by {
-                    Some(rank) => format!("while rank {rank} still needed it"),
-                    None => "before its work was done".to_owned(),
+                    Some(rank) => say!(
+                        lang,
+                        "while rank {rank} still needed it",
+                        "랭크 {rank}에서 아직 필요한 상태였음"
+                    ),
+                    None => say!(lang, "before its work was done", "할 일이 남은 상태였음"),
                 };
                 (
-                    "left early".to_owned(),
-                    format!(": it exited with code 0 {when}"),
+                    say!(lang, "left early", "먼저 종료됨"),
+                    say!(
+                        lang,
+                        ": it exited with code 0 {when}",
+                        ": 종료 코드는 0이지만 {when}"
+                    ),
                 )
             }
             FailureKind::Stalled { state } => {
                 let by = self.reported_by.map_or(String::new(), |rank| {
-                    format!("rank {rank} gave up waiting for it; ")
+                    say!(
+                        lang,
+                        "rank {rank} gave up waiting for it; ",
+                        "랭크 {rank}에서 기다리다 포기함, "
+                    )
                 });
+                let state = state.of(lang);
                 (
-                    "stalled".to_owned(),
-                    format!(": {by}its process is {state}"),
+                    say!(lang, "stalled", "멈춤"),
+                    say!(
+                        lang,
+                        ": {by}its process is {state}",
+                        ": {by}프로세스 상태: {state}"
+                    ),
                 )
             }
         }
@@ -358,120 +403,158 @@ impl Failure {
     }
 
     /// A path on the rank's machine, which is named in a job of several nodes.
-    fn place(&self, path: &Path) -> String {
+    fn place(&self, path: &Path, lang: Lang) -> String {
         let path = path.display();
         match &self.node {
-            Some(node) => format!("{path} on host {}", node.host),
+            Some(Node { host, .. }) => {
+                say!(lang, "{path} on host {host}", "호스트 {host}의 {path}")
+            }
             None => path.to_string(),
         }
     }
 
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
+    /// What to do about it. The advice of the rank's own error stays as it is.
+    pub fn hint(&self, lang: Lang) -> Option<String> {
         match &self.error {
             // An error that is told in full, without advice, leaves nothing to look for.
             Some(error) if self.last_lines.is_empty() => {
                 let own = error.parts().1.map(str::to_owned);
-                own.or_else(|| advice::known(self))
+                own.or_else(|| Some(advice::known(self)?.of(lang).to_owned()))
             }
-            _ => Some(advice::of(self)),
+            _ => Some(advice::of(self, lang)),
         }
+    }
+
+    /// The whole report.
+    pub fn text(&self, lang: Lang) -> String {
+        let ((what, why), seconds) = (self.sentence(lang), self.after.as_secs_f64());
+        let who = self.who(lang);
+        let message = self.error.as_ref().map(|error| error.parts().0);
+        let mut text = match (&self.kind, message) {
+            // By the convention of this code, no rank is to blame.
+            (FailureKind::ExitCode(2), Some(message)) => {
+                return say!(
+                    lang,
+                    "{message}\n  so {who} {what} after {seconds:.3} s",
+                    "{message}\n  이 때문에 {who}: 시작 {seconds:.3}초 후 {what}"
+                );
+            }
+            _ if self.is_common => say!(
+                lang,
+                "all ranks {what} with the same error, first {who} after {seconds:.3} s",
+                "모든 랭크가 같은 오류로 {what}, 첫 번째는 시작 {seconds:.3}초 후 {who}"
+            ),
+            _ => say!(
+                lang,
+                "{who} {what} after {seconds:.3} s{why}",
+                "{who}: 시작 {seconds:.3}초 후 {what}{why}"
+            ),
+        };
+        for line in self.details(lang) {
+            text += "\n  ";
+            text += &line;
+        }
+        text
+    }
+
+    /// The lines below the first one.
+    fn details(&self, lang: Lang) -> Vec<String> {
+        let mut lines = Vec::new();
+        if let Some(activity) = &self.activity {
+            let activity = activity.of(lang);
+            lines.push(say!(lang, "it was {activity}", "하던 일: {activity}"));
+        }
+        if let Some(error) = &self.error
+            && !self.last_lines_have(&error.message)
+        {
+            let message = error.parts().0.replace('\n', "\n    ");
+            lines.push(say!(lang, "its error: {message}", "오류: {message}"));
+            let skipped = error.traceback.len().saturating_sub(TAIL_LINES);
+            let traceback = error.traceback.iter().skip(skipped);
+            lines.extend(traceback.map(|line| format!("  {line}")));
+        }
+        let log = self.log.as_ref().map(|log| self.place(log, lang));
+        match (self.last_lines.as_slice(), log) {
+            ([], Some(log)) if self.error.is_none() => {
+                lines.push(say!(lang, "it printed nothing ({log})", "출력 없음({log})"));
+            }
+            ([], _) => {}
+            (_, None) if self.are_on_console => {
+                lines.push(say!(
+                    lang,
+                    "its last lines are above",
+                    "마지막 출력은 위에 있음"
+                ));
+            }
+            (_, Some(log)) if self.are_on_console => lines.push(say!(
+                lang,
+                "its last lines are above, and in its log ({log})",
+                "마지막 출력은 위와 로그({log})에 있음"
+            )),
+            (last, log) => {
+                lines.push(match log {
+                    Some(log) => say!(
+                        lang,
+                        "last lines of its log ({log}):",
+                        "로그의 마지막 줄({log}):"
+                    ),
+                    None => say!(lang, "its last lines:", "마지막 출력:"),
+                });
+                lines.extend(last.iter().map(|line| format!("  {line}")));
+            }
+        }
+        lines.extend(self.also.iter().map(|also| also.text(lang)));
+        match self.victims.as_slice() {
+            [] => {}
+            [one] => lines.push(say!(
+                lang,
+                "rank {one} was stopped because of it",
+                "이 때문에 중단된 랭크: {one}"
+            )),
+            many => {
+                let ranks = Ranks(many).text(lang);
+                lines.push(say!(
+                    lang,
+                    "ranks {ranks} were stopped because of it",
+                    "이 때문에 중단된 랭크: {ranks}"
+                ));
+            }
+        }
+        lines
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ((what, why), seconds) = (self.sentence(), self.after.as_secs_f64());
-        let message = self.error.as_ref().map(|error| error.parts().0);
-        match (&self.kind, message) {
-            // By the convention of this code, no rank is to blame.
-            (FailureKind::ExitCode(2), Some(message)) => {
-                return write!(
-                    f,
-                    "{message}\n  so {} {what} after {seconds:.3} s",
-                    self.who()
-                );
-            }
-            _ if self.is_common => write!(
-                f,
-                "all ranks {what} with the same error, first {} after {seconds:.3} s",
-                self.who()
-            )?,
-            _ => write!(f, "{} {what} after {seconds:.3} s{why}", self.who())?,
-        }
-        if let Some(activity) = &self.activity {
-            write!(f, "\n  it was {activity}")?;
-        }
-        if let Some(error) = &self.error
-            && !self.last_lines_have(&error.message)
-        {
-            write!(
-                f,
-                "\n  its error: {}",
-                error.parts().0.replace('\n', "\n    ")
-            )?;
-            let skipped = error.traceback.len().saturating_sub(TAIL_LINES);
-            for line in error.traceback.iter().skip(skipped) {
-                write!(f, "\n    {line}")?;
-            }
-        }
-        let log = self.log.as_ref().map(|log| self.place(log));
-        match (self.last_lines.as_slice(), log) {
-            ([], Some(log)) if self.error.is_none() => {
-                write!(f, "\n  it printed nothing ({log})")?;
-            }
-            ([], _) => {}
-            (_, None) if self.are_on_console => write!(f, "\n  its last lines are above")?,
-            (_, Some(log)) if self.are_on_console => {
-                write!(f, "\n  its last lines are above, and in its log ({log})")?;
-            }
-            (lines, log) => {
-                match log {
-                    Some(log) => write!(f, "\n  last lines of its log ({log}):")?,
-                    None => write!(f, "\n  its last lines:")?,
-                }
-                for line in lines {
-                    write!(f, "\n    {line}")?;
-                }
-            }
-        }
-        for also in &self.also {
-            write!(f, "\n  {also}")?;
-        }
-        match self.victims.as_slice() {
-            [] => Ok(()),
-            [one] => write!(f, "\n  rank {one} was stopped because of it"),
-            many => write!(f, "\n  ranks {} were stopped because of it", Ranks(many)),
-        }
+        f.write_str(&self.text(Lang::En))
     }
 }
 
-/// Rank numbers for people: `0, 2 and 4 to 7`.
+/// Rank numbers for people.
 pub(crate) struct Ranks<'a>(pub(crate) &'a [usize]);
 
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let runs: Vec<_> = self
-            .0
-            .chunk_by(|a, b| a + 1 == *b)
-            .flat_map(parts_of_run)
-            .collect();
-        for (place, text) in runs.iter().enumerate() {
-            let separator = match place {
-                0 => "",
-                last if last + 1 == runs.len() => " and ",
-                _ => ", ",
-            };
-            write!(f, "{separator}{text}")?;
+impl Ranks<'_> {
+    /// `0, 2 and 4 to 7`.
+    pub(crate) fn text(&self, lang: Lang) -> String {
+        let runs = self.0.chunk_by(|a, b| a + 1 == *b);
+        let mut runs: Vec<_> = runs.flat_map(|run| parts_of_run(run, lang)).collect();
+        match (lang, runs.pop()) {
+            (Lang::En, Some(last)) if !runs.is_empty() => format!("{} and {last}", runs.join(", ")),
+            (_, last) => {
+                runs.extend(last);
+                runs.join(", ")
+            }
         }
-        Ok(())
     }
 }
 
 /// Two in a row are named, three or more are a range.
-fn parts_of_run(run: &[usize]) -> Vec<String> {
+fn parts_of_run(run: &[usize], lang: Lang) -> Vec<String> {
     match run {
-        [first, _, .., last] => vec![format!("{first} to {last}")],
+        [first, _, .., last] => vec![match lang {
+            Lang::En => format!("{first} to {last}"),
+            Lang::Ko => format!("{first}~{last}"),
+        }],
         few => few.iter().map(usize::to_string).collect(),
     }
 }
@@ -513,7 +596,9 @@ mod tests {
     fn a_report_says_who_what_when_where_and_who_suffered() {
         let full = Failure {
             last_lines: vec!["step 41".to_owned(), "out of memory".to_owned()],
-            activity: Some("in the backward pass at step 42".to_owned()),
+            activity: Some(Text::new(|lang| {
+                say!(lang, "in the backward pass at step 42", "스텝 42의 역전파")
+            })),
             log: Some("runs/x/logs/rank1.log".into()),
             victims: vec![0, 2, 3],
             ..Failure::example(FailureKind::signal(9, false))
@@ -527,7 +612,17 @@ mod tests {
              out of memory\n  \
              ranks 0, 2 and 3 were stopped because of it",
         );
-        assert!(full.hint().is_some_and(|hint| hint.contains("memory")));
+        let korean = "랭크 1(pid 4711): 시작 3.214초 후 시그널 9(SIGKILL)에 의해 종료됨\n  \
+             하던 일: 스텝 42의 역전파\n  \
+             로그의 마지막 줄(runs/x/logs/rank1.log):\n    \
+             step 41\n    \
+             out of memory\n  \
+             이 때문에 중단된 랭크: 0, 2, 3";
+        assert_eq!(full.text(Lang::Ko), korean);
+        assert!(
+            full.hint(Lang::En)
+                .is_some_and(|hint| hint.contains("memory"))
+        );
     }
 
     #[test]
@@ -575,7 +670,7 @@ mod tests {
             "no valid checkpoint in a\n  a/step-1: state.json is missing\n  \
              so rank 1 (pid 4711) exited with code 2 after 3.214 s",
         );
-        assert_eq!(input.hint().as_deref(), Some("remove a"));
+        assert_eq!(input.hint(Lang::En).as_deref(), Some("remove a"));
         let common = Failure {
             last_lines: vec!["Error: no valid checkpoint in a".to_owned()],
             is_common: true,
@@ -643,7 +738,7 @@ mod tests {
             Failure {
                 reported_by: Some(0),
                 ..Failure::example(FailureKind::Stalled {
-                    state: "stopped by a signal (T)".to_owned(),
+                    state: Text::new(|_| "stopped by a signal (T)".to_owned()),
                 })
             },
             "rank 1 (pid 4711) stalled after 3.214 s: rank 0 gave up waiting for it; its process is stopped by a \
@@ -662,7 +757,7 @@ mod tests {
                 later_us,
                 bound_us,
             };
-            let text = also.to_string();
+            let text = also.text(Lang::En);
             assert_eq!(
                 text.strip_prefix("rank 3 (node 1, host b) failed "),
                 Some(expect)
@@ -680,7 +775,7 @@ mod tests {
 
     #[test]
     fn ranks_are_listed_for_people() {
-        let check = |ranks: &[usize], expect: &str| assert_eq!(Ranks(ranks).to_string(), expect);
+        let check = |ranks: &[usize], expect: &str| assert_eq!(Ranks(ranks).text(Lang::En), expect);
         check(&[3], "3");
         check(&[0, 1], "0 and 1");
         check(&[0, 2, 3], "0, 2 and 3");

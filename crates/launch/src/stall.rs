@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use paceline_words::Text;
 use rustix::pipe::PipeFlags;
 
 use crate::error::LaunchError;
@@ -71,7 +72,7 @@ pub(crate) struct Stalled {
     /// The one to blame.
     pub(crate) local_rank: usize,
     /// What all of them have not done, and what the others did.
-    pub(crate) why: String,
+    pub(crate) why: Text,
 }
 
 /// The thread that looks. Dropping it ends it.
@@ -206,7 +207,7 @@ impl Look {
     }
 
     fn tell(&self, stall: &judge::Stall) {
-        let why = stall.words(self.first_rank);
+        let why = Text::new(|lang| stall.words(self.first_rank, lang));
         let since = crate::time::utc_before_now(stall.longest());
         let advice = if self.options.stacks {
             ""

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use paceline_rendezvous::process::Stat;
+use paceline_words::{Text, say};
 
 use crate::bell::Bell;
 use crate::elastic::messages::Order;
@@ -224,7 +225,7 @@ impl Supervisor<'_> {
             let now = self.started.elapsed();
             let mut failure = self.describe(stalled.local_rank, Fault::Stalled, None, now);
             if let FailureKind::Stalled { state } = &mut failure.kind {
-                *state = format!("{state}; {}", stalled.why);
+                *state = Text::new(|lang| format!("{}; {}", state.of(lang), stalled.why.of(lang)));
             }
             self.fail(failure);
             return None;
@@ -341,7 +342,7 @@ impl Supervisor<'_> {
             Fault::Ended(Ending::Signal { number, core }) => FailureKind::signal(number, core),
             Fault::LeftEarly => FailureKind::LeftEarly,
             Fault::Stalled => FailureKind::Stalled {
-                state: Stat::read(pid).map_or_else(|| "gone".to_owned(), Stat::state_text),
+                state: state_text(pid),
             },
         };
         let slot = self.page.slot(rank);
@@ -374,17 +375,31 @@ impl Supervisor<'_> {
     }
 
     /// What a rank was doing last, if it ever said so.
-    fn activity(&self, rank: usize) -> Option<String> {
+    fn activity(&self, rank: usize) -> Option<Text> {
         let (activity, since) = self.page.slot(rank).activity()?;
         if activity.phase == Phase::Finished {
             return None;
         }
         let alive = self.workers.states[rank].exit.is_none();
-        let since = if alive {
-            format!(", for {:.1} s", since.as_secs_f64())
-        } else {
-            String::new()
-        };
-        Some(format!("{activity}{since}"))
+        Some(Text::new(|lang| {
+            let (activity, seconds) = (activity.text(lang), since.as_secs_f64());
+            match alive {
+                true => say!(
+                    lang,
+                    "{activity}, for {seconds:.1} s",
+                    "{activity}, {seconds:.1}초 동안"
+                ),
+                false => activity,
+            }
+        }))
     }
+}
+
+/// The state of a process in words.
+fn state_text(pid: u32) -> Text {
+    let stat = Stat::read(pid);
+    Text::new(|lang| match stat {
+        Some(stat) => stat.state_text(lang),
+        None => say!(lang, "gone", "없음"),
+    })
 }

@@ -4,6 +4,7 @@ mod support;
 
 use std::process::Command;
 
+use paceline_words::Lang;
 use serde_json::Value;
 use support::launcher::{Launcher, PROMPTLY};
 use support::{PROBE, job, log, run, turn};
@@ -50,7 +51,7 @@ fn what_a_rank_writes_into_its_error_file_is_the_cause() {
         ("error", "ValueError: no data".into()),
         ("last_lines", serde_json::json!(["noise"])),
         ("victims", serde_json::json!([0, 2])),
-        ("hint", failure.hint().into()),
+        ("hint", failure.hint(Lang::En).into()),
         ("run_id", "my-job".into()),
         ("attempt", 0.into()),
         ("job_exit_code", 3.into()),

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use paceline_launch::{Failure, FailureKind, LaunchError, Outcome};
+use paceline_words::{Lang, Text};
 use support::{Watched, job, lines, numbers, run, turn};
 
 fn failure(outcome: &Outcome) -> &Failure {
@@ -170,7 +171,10 @@ fn a_report_says_what_the_rank_was_doing_and_printed_last() {
         ("line 10", "line 29")
     );
     assert_eq!(
-        failed.activity.as_deref(),
+        failed
+            .activity
+            .as_ref()
+            .map(|activity| activity.of(Lang::En)),
         Some("in the backward pass at step 42")
     );
     let log = support::log(logs.path(), 1);
@@ -213,10 +217,14 @@ fn a_stopped_rank_that_others_gave_up_on_is_reported_as_stalled() {
         1) exec $PROBE worker backward stop-self;;
         2) sleep 60;; esac";
     let kind = FailureKind::Stalled {
-        state: "stopped by a signal (T)".to_owned(),
+        state: Text::new(|lang| match lang {
+            Lang::En => "stopped by a signal (T)".to_owned(),
+            Lang::Ko => "시그널로 정지됨 (T)".to_owned(),
+        }),
     };
     let outcome = check(script, 1, kind, &[0, 2], 4);
-    let activity = failure(&outcome).activity.as_deref().unwrap_or_default();
+    let activity = failure(&outcome).activity.as_ref().expect("an activity");
+    let activity = activity.of(Lang::En);
     assert!(
         activity.starts_with("in the backward pass at step 42, for "),
         "{activity}"

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use paceline_words::{Lang, Word, say};
+
 /// The fields of `/proc/<pid>/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
@@ -85,17 +87,27 @@ impl Stat {
     }
 
     /// The state in words.
-    pub fn state_text(self) -> String {
-        let words = match self.state {
-            'R' => "running",
-            'S' => "sleeping",
-            'D' => "in an uninterruptible wait, mostly for a disk or a device",
-            'T' => "stopped by a signal",
-            't' => "stopped by a debugger",
-            'Z' | 'X' => "ended",
-            other => return format!("in state {other}"),
+    pub fn state_text(self, lang: Lang) -> String {
+        const RUNNING: Word = Word::new("running", "실행 중");
+        const SLEEPING: Word = Word::new("sleeping", "대기 중");
+        const WAITING: Word = Word::new(
+            "in an uninterruptible wait, mostly for a disk or a device",
+            "중단할 수 없는 대기, 대개 디스크나 장치 때문",
+        );
+        const STOPPED: Word = Word::new("stopped by a signal", "시그널로 정지됨");
+        const TRACED: Word = Word::new("stopped by a debugger", "디버거가 정지시킴");
+        const ENDED: Word = Word::new("ended", "종료됨");
+        let state = self.state;
+        let words = match state {
+            'R' => RUNNING,
+            'S' => SLEEPING,
+            'D' => WAITING,
+            'T' => STOPPED,
+            't' => TRACED,
+            'Z' | 'X' => ENDED,
+            _ => return say!(lang, "in state {state}", "상태 {state}"),
         };
-        format!("{words} ({})", self.state)
+        format!("{} ({state})", words.of(lang))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Which charts runs have.
 
-use paceline_usage::Lang;
+use paceline_words::{Lang, Word};
 
 use crate::chart::{Line, Scale};
 use crate::curve::Curve;
 use crate::run::Seen;
-use crate::words::{self, Word};
+use crate::words;
 
 /// The metric of built-in tasks with classes.
 pub(crate) const ACCURACY: &str = "accuracy";

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use paceline_usage::Lang;
 use paceline_usage::figures::thousands;
+use paceline_words::{Lang, Word};
 use serde::Deserialize;
 
 use crate::chart::{Axis, Scale, number};
-use crate::words::{self, Word};
+use crate::words;
 
 /// Most rows: of more ranks, the half that worked longest and the half that worked least are drawn.
 pub(crate) const ROWS_MAX: usize = 16;

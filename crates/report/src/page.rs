@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use paceline_usage::Lang;
 use paceline_usage::busy::share;
 use paceline_usage::figures::{clock, thousands};
+use paceline_words::{Lang, Word};
 
 use crate::chart::{draw, escaped, number};
 use crate::charts::{ACCURACY, charts};
@@ -13,7 +13,7 @@ use crate::curve::Curve;
 use crate::error::ReportError;
 use crate::gantt;
 use crate::run::{Class, End, RankEnd, Run, Seen};
-use crate::words::{self, Word};
+use crate::words;
 
 /// Most runs on one page: so many colours can be told apart.
 pub const RUNS_MAX: usize = 8;

@@ -1,43 +1,14 @@
 //! The words of pages and pictures, each in both languages.
 
-use paceline_usage::Lang;
+use paceline_words::Word;
 
-/// A word or sentence in English and Korean; `{}` in it is for a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(&'static str, &'static str);
-
-impl Word {
-    /// The word in this language.
-    #[must_use]
-    pub fn of(self, lang: Lang) -> &'static str {
-        match lang {
-            Lang::En => self.0,
-            Lang::Ko => self.1,
-        }
-    }
-
-    /// The text with these values in the places of `{}`, in their order.
-    #[must_use]
-    pub fn filled(self, lang: Lang, values: &[&str]) -> String {
-        let mut parts = self.of(lang).split("{}");
-        let mut text = parts.next().unwrap_or_default().to_owned();
-        for (value, part) in values.iter().zip(parts) {
-            text += value;
-            text += part;
-        }
-        text
-    }
-}
-
-/// The table of words, and for tests the list of them.
+/// The table of words.
 macro_rules! words {
     ($($name:ident: $en:literal, $ko:literal;)*) => {
         $(
             #[doc = concat!("\"", $en, "\"")]
-            pub const $name: Word = Word($en, $ko);
+            pub const $name: Word = Word::new($en, $ko);
         )*
-        #[cfg(test)]
-        const ALL: &[Word] = &[$($name),*];
     };
 }
 
@@ -132,23 +103,4 @@ words! {
     SAME_WEIGHTS: "All runs ended with the same weights, bit for bit.", "모든 실행이 비트까지 같은 가중치로 끝났습니다.";
     ANY_RATE: "Samples or tokens per second", "초당 샘플 또는 토큰 수";
     SINCE: "Since the last start or change of ranks", "마지막으로 시작했거나 랭크가 바뀐 뒤부터";
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_word_has_its_translation_with_room_for_the_same_numbers() {
-        let is_hangul = |letter: char| ('가'..='힣').contains(&letter);
-        for Word(en, ko) in ALL {
-            assert!(ko.contains(is_hangul), "{en}: {ko}");
-            assert!(!en.contains(is_hangul), "{en}");
-            assert_eq!(
-                en.matches("{}").count(),
-                ko.matches("{}").count(),
-                "{en}: {ko}"
-            );
-        }
-    }
 }

@@ -55,7 +55,7 @@ pub use self::tally::Tally;
 pub use self::totals::Rules;
 pub use self::tracker::{Options, RankPids, Tracker};
 pub use paceline_gpu::columns;
-pub use paceline_gpu::lang::Lang;
+pub use paceline_words::Lang;
 
 /// Where samples come from: the driver and the system, or a recording.
 pub trait Source: Send {

@@ -8,6 +8,7 @@ use paceline_doctor::flight::{
 };
 use paceline_gpu::columns::with_numbers;
 use paceline_gpu::host;
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
@@ -21,9 +22,9 @@ const SKIPPED_MAX: usize = 4;
 /// Prints what went wrong, the job that wrote last first.
 ///
 /// *Errors*: a folder without a record that can be read is wrong usage.
-pub(super) fn read(dir: &Path, json: bool) -> Result<Exit, Failure> {
-    let report = Report::new(dir)?;
-    print(|out| report.write(json, out)).map(|_| report.exit())
+pub(super) fn read(dir: &Path, lang: Lang, json: bool) -> Result<Exit, Failure> {
+    let report = Report::new(dir, if json { Lang::En } else { lang })?;
+    print(|out| report.write(lang, json, out)).map(|_| report.exit())
 }
 
 /// What is printed; its fields are those of the JSON object.
@@ -43,20 +44,26 @@ struct JobReport {
 }
 
 impl Report {
-    fn new(dir: &Path) -> Result<Self, Failure> {
-        let folder = read_folder(dir)
-            .map_err(|error| Failure::usage(format!("cannot read {}: {error}", dir.display())))?;
+    fn new(dir: &Path, lang: Lang) -> Result<Self, Failure> {
+        let folder = read_folder(dir).map_err(|error| {
+            Failure::usage(say!(
+                lang,
+                "cannot read {}: {error}",
+                "{}: 읽을 수 없음: {error}",
+                dir.display()
+            ))
+        })?;
         if folder.jobs.is_empty() {
-            return Err(no_records(dir, &folder.skipped));
+            return Err(no_records(dir, &folder.skipped, lang));
         }
-        Ok(Self::of(folder))
+        Ok(Self::of(folder, lang))
     }
 
-    fn of(folder: Folder) -> Self {
+    fn of(folder: Folder, lang: Lang) -> Self {
         let report = |job: paceline_doctor::flight::JobDumps| JobReport {
             run_id: job.run_id,
             restart: job.restart,
-            diagnosis: diagnose(&job.dumps),
+            diagnosis: diagnose(&job.dumps, lang),
         };
         Self {
             jobs: folder.jobs.into_iter().map(report).collect(),
@@ -73,49 +80,53 @@ impl Report {
     }
 
     /// Each finding's headline first; or one JSON object on one line.
-    fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
+    fn write(&self, lang: Lang, json: bool, out: &mut impl Write) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;
             return writeln!(out);
         }
         for (place, job) in self.jobs.iter().enumerate() {
             if place > 0 {
-                writeln!(
-                    out,
-                    "\njob {} before it, restart {}:",
-                    plain(&job.run_id),
-                    job.restart
-                )?;
+                let (id, restart) = (plain(&job.run_id), job.restart);
+                let heading = say!(
+                    lang,
+                    "job {id} before it, restart {restart}:",
+                    "그 이전의 작업 {id}, 재시작 {restart}:"
+                );
+                writeln!(out, "\n{heading}")?;
             }
-            job.write(out)?;
+            job.write(lang, out)?;
         }
         for Skipped { file, reason } in &self.skipped {
-            writeln!(out, "skipped {}: {}", plain(file), plain(reason))?;
+            let (file, reason) = (plain(file), plain(reason));
+            let line = say!(lang, "skipped {file}: {reason}", "건너뜀 {file}: {reason}");
+            writeln!(out, "{line}")?;
         }
         Ok(())
     }
 }
 
 impl JobReport {
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
         for Diagnosis {
             sentence, details, ..
         } in &self.diagnosis.findings
         {
-            let (headline, rest) = parts(sentence);
+            let (headline, rest) = parts(sentence, lang);
             writeln!(out, "{}", plain(headline))?;
             for line in rest.chain(details.iter().map(String::as_str)) {
                 writeln!(out, "  {}", plain(line))?;
             }
         }
         for note in &self.diagnosis.notes {
-            writeln!(out, "note: {}", plain(note))?;
+            let note = plain(note);
+            writeln!(out, "{}", say!(lang, "note: {note}", "참고: {note}"))?;
         }
         writeln!(out)?;
-        self.write_table(out)
+        self.write_table(lang, out)
     }
 
-    fn write_table(&self, out: &mut impl Write) -> io::Result<()> {
+    fn write_table(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
         let ranks = &self.diagnosis.ranks;
         let culprits = &self.diagnosis.findings[0].culprits;
         let mut shown: Vec<&RankReport> = ranks.iter().collect();
@@ -123,23 +134,42 @@ impl JobReport {
             shown.sort_by_key(|rank| !culprits.contains(&rank.rank));
             shown.truncate(ROWS_MAX);
         }
-        let header = ["rank", "finished", "late p50", "late p99", "host:pid", "it"];
+        let header = match lang {
+            Lang::En => ["rank", "finished", "late p50", "late p99", "host:pid", "it"],
+            Lang::Ko => [
+                "랭크",
+                "끝낸 연산",
+                "지연 p50",
+                "지연 p99",
+                "호스트:pid",
+                "상태",
+            ],
+        };
         let mut rows = vec![header.map(str::to_owned).to_vec()];
         rows.extend(shown.iter().map(|rank| row(rank).to_vec()));
         write!(out, "{}", with_numbers(4, &rows))?;
         match ranks.len() - shown.len() {
             0 => Ok(()),
-            more => writeln!(out, "and {more} more ranks, all of them with --json"),
+            more => {
+                let line = say!(
+                    lang,
+                    "and {more} more ranks, all of them with --json",
+                    "그 밖에 랭크 {more}개, 전체는 --json으로 볼 수 있습니다"
+                );
+                writeln!(out, "{line}")
+            }
         }
     }
 }
 
-/// A sentence as a headline and short lines: it is cut at its first colon or semicolon, and then at semicolons.
-fn parts(sentence: &str) -> (&str, impl Iterator<Item = &str>) {
-    let cut = [": ", "; "]
-        .into_iter()
-        .filter_map(|cut| sentence.find(cut))
-        .min();
+/// A sentence as a headline and short lines: it is cut at its first colon or semicolon, and then at semicolons. In Korean a colon follows
+/// the subject.
+fn parts(sentence: &str, lang: Lang) -> (&str, impl Iterator<Item = &str>) {
+    let cuts: &[&str] = match lang {
+        Lang::En => &[": ", "; "],
+        Lang::Ko => &["; "],
+    };
+    let cut = cuts.iter().filter_map(|cut| sentence.find(cut)).min();
     let (headline, rest) = sentence.split_at(cut.unwrap_or(sentence.len()));
     let rest = rest.get(2..).unwrap_or_default().split("; ");
     (headline, rest.filter(|part| !part.is_empty()))
@@ -165,24 +195,32 @@ fn row(rank: &RankReport) -> [String; 6] {
     ]
 }
 
-fn no_records(dir: &Path, skipped: &[Skipped]) -> Failure {
+fn no_records(dir: &Path, skipped: &[Skipped], lang: Lang) -> Failure {
     let dir = dir.display();
     if skipped.is_empty() {
-        let hint = "ranks leave records when a job fails that was started with `paceline run --flight-dir DIR`";
-        let message = format!("there are no flight records in {dir}");
-        return Failure::new(Exit::Usage, message, Some(hint.to_owned()));
+        let message = say!(
+            lang,
+            "there are no flight records in {dir}",
+            "{dir}: 플라이트 레코드가 없습니다"
+        );
+        let hint = say!(
+            lang,
+            "ranks leave records when a job fails that was started with `paceline run --flight-dir DIR`",
+            "`paceline run --flight-dir DIR`로 시작한 작업이 실패하면 랭크들이 기록을 남깁니다"
+        );
+        return Failure::new(Exit::Usage, message, Some(hint));
     }
     let reasons: Vec<String> = skipped
         .iter()
         .take(SKIPPED_MAX)
         .map(|skipped| format!("{}: {}", plain(&skipped.file), plain(&skipped.reason)))
         .collect();
-    let message = format!(
-        "none of the {} flight records in {dir} can be read: {}",
-        skipped.len(),
-        reasons.join("; ")
-    );
-    Failure::usage(message)
+    let (count, reasons) = (skipped.len(), reasons.join("; "));
+    Failure::usage(say!(
+        lang,
+        "none of the {count} flight records in {dir} can be read: {reasons}",
+        "{dir}: 플라이트 레코드 {count}개를 모두 읽을 수 없습니다: {reasons}"
+    ))
 }
 
 /// Text of a record, without what a terminal would obey.
@@ -229,7 +267,7 @@ mod tests {
 
     fn printed(report: &Report, json: bool) -> String {
         let mut out = Vec::new();
-        report.write(json, &mut out).expect("memory");
+        report.write(Lang::En, json, &mut out).expect("memory");
         String::from_utf8(out).expect("text")
     }
 
@@ -245,7 +283,7 @@ mod tests {
             ("rank_1.none.0.json", dump(1, 0)),
             ("rank_2.none.0.json", "{}".to_owned()),
         ];
-        let report = Report::new(folder(&files).path()).expect("records");
+        let report = Report::new(folder(&files).path(), Lang::En).expect("records");
         let lines: Vec<String> = printed(&report, false).lines().map(str::to_owned).collect();
         let expect = [
             "rank 1 (host b, pid 4712) never joined all-reduce #2",
@@ -268,8 +306,26 @@ mod tests {
     }
 
     #[test]
+    fn a_korean_reader_gets_the_same_in_korean() {
+        let files = [("rank_0.json", dump(0, 0)), ("rank_1.json", dump(1, 0))];
+        let report = Report::new(folder(&files).path(), Lang::Ko).expect("records");
+        let mut out = Vec::new();
+        report.write(Lang::Ko, false, &mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        let expect = "랭크 1(호스트 b, pid 4712): all-reduce #2에 들어오지 않음\n  \
+             마지막으로 끝낸 연산은 #1\n  \
+             랭크 0: #2에서 60초 대기\n  \
+             랭크 1(호스트 b, pid 4712): is in the data loader [31m at step 812 since 60 s\n  \
+             랭크 0의 메시지: too late\n\n\
+             랭크  끝낸 연산  지연 p50  지연 p99  호스트:pid  상태\n   \
+             0         #1    0.0 ms    0.0 ms  b:4711      all-reduce #2에서 대기\n";
+        assert!(text.starts_with(expect), "{text}");
+    }
+
+    #[test]
     fn a_missing_rank_has_a_row_and_a_note() {
-        let report = Report::new(folder(&[("rank_0.json", dump(0, 0))]).path()).expect("records");
+        let report =
+            Report::new(folder(&[("rank_0.json", dump(0, 0))]).path(), Lang::En).expect("records");
         let text = printed(&report, false);
         assert!(
             text.contains("\nnote: there is no record of rank 1\n"),
@@ -289,7 +345,8 @@ mod tests {
             .replace("[0,1]", "[0]")
             .replace(r#""culprits":[1]"#, r#""culprits":[]"#)
             .replace(r#""failure":"#, r#""unknown":"#);
-        let report = Report::new(folder(&[("rank_0.json", sound)]).path()).expect("records");
+        let report =
+            Report::new(folder(&[("rank_0.json", sound)]).path(), Lang::En).expect("records");
         assert_eq!(report.exit(), Exit::Done);
         let text = printed(&report, false);
         assert!(
@@ -305,7 +362,7 @@ mod tests {
             ("rank_0.none.1.json", dump(0, 1)),
             ("rank_1.none.1.json", dump(1, 1)),
         ];
-        let report = Report::new(folder(&files).path()).expect("records");
+        let report = Report::new(folder(&files).path(), Lang::En).expect("records");
         let text = printed(&report, false);
         assert!(
             text.starts_with("rank 1 (host b, pid 4712) never joined"),
@@ -320,7 +377,7 @@ mod tests {
     #[test]
     fn json_has_the_findings_and_the_ranks() {
         let files = [("rank_0.json", dump(0, 0)), ("rank_1.json", dump(1, 0))];
-        let report = Report::new(folder(&files).path()).expect("records");
+        let report = Report::new(folder(&files).path(), Lang::En).expect("records");
         let text = printed(&report, true);
         let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         let job = &json["jobs"][0];
@@ -335,7 +392,7 @@ mod tests {
     #[test]
     fn a_folder_without_records_is_wrong_usage() {
         let check = |path: &Path, words: &str| {
-            let Err(failure) = Report::new(path) else {
+            let Err(failure) = Report::new(path, Lang::En) else {
                 panic!("a report");
             };
             assert_eq!(failure.exit(), Exit::Usage);

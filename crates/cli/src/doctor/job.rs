@@ -13,6 +13,7 @@ use paceline_gpu::host;
 use paceline_rendezvous::page::{RunningJob, RunningRank};
 use paceline_rendezvous::process::Stat;
 use paceline_report::Run;
+use paceline_words::{Lang, say};
 use serde::{Deserialize, Serialize};
 
 use self::judge::{Facts, Failed, Rank, judge};
@@ -42,7 +43,7 @@ pub enum Subject {
 /// *Blocks*: for the time in which a running job is watched.
 ///
 /// *Errors*: no run in the folder; no job with such a process.
-pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
+pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit, Failure> {
     let mut jobs = Jobs::new();
     let mut find = || {
         jobs.look();
@@ -60,10 +61,16 @@ pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
     let run = match (subject, &last) {
         (Subject::Pid(pid), None) => {
             let why = match first {
-                None => format!(
-                    "no job of Paceline's has a rank or a launcher with pid {pid} on this machine"
+                None => say!(
+                    lang,
+                    "no job of Paceline's has a rank or a launcher with pid {pid} on this machine",
+                    "이 머신에는 pid {pid}인 랭크나 런처가 있는 Paceline 작업이 없습니다"
                 ),
-                Some(_) => format!("the job of pid {pid} ended while it was looked at"),
+                Some(_) => say!(
+                    lang,
+                    "the job of pid {pid} ended while it was looked at",
+                    "살펴보는 동안 pid {pid}의 작업이 끝났습니다"
+                ),
             };
             return Err(Failure::usage(why));
         }
@@ -82,12 +89,13 @@ pub(super) fn explain(subject: &Subject, json: bool) -> Result<Exit, Failure> {
         failed: run.as_ref().and_then(|run| failure(run.folder())),
         cores: available_parallelism().map_or(1, usize::from),
         ranks,
+        lang: if json { Lang::En } else { lang },
     };
     let report = Report {
         state: facts.state(),
         findings: judge(&facts),
     };
-    print(|out| report.write(json, out)).map(|_| report.exit())
+    print(|out| report.write(lang, json, out)).map(|_| report.exit())
 }
 
 /// What is printed; its fields are those of the JSON object.
@@ -107,17 +115,18 @@ impl Report {
         }
     }
 
-    fn write(&self, json: bool, out: &mut impl Write) -> std::io::Result<()> {
+    fn write(&self, lang: Lang, json: bool, out: &mut impl Write) -> std::io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;
             return writeln!(out);
         }
         writeln!(out, "{}", self.state)?;
         for finding in &self.findings {
-            write!(out, "\n{finding}")?;
+            write!(out, "\n{}", finding.text(lang))?;
         }
         if self.findings.is_empty() {
-            writeln!(out, "\nnothing wrong was found")?;
+            let sound = say!(lang, "nothing wrong was found", "발견된 문제 없음");
+            writeln!(out, "\n{sound}")?;
         }
         Ok(())
     }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use paceline_doctor::Severity;
 use paceline_doctor::gpu::diagnose;
-use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::Snapshot;
 use paceline_usage::files::write_beside;
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{one_of, print};
@@ -24,7 +24,7 @@ pub struct DoctorArgs {
     pub json: bool,
     /// Mildest finding that makes the exit code 1
     #[arg(long, value_name = "SEVERITY", default_value = "error")]
-    #[arg(value_parser = one_of(&SEVERITIES, |severity| severity.word().to_owned()))]
+    #[arg(value_parser = one_of(&SEVERITIES, |severity| severity.word(Lang::En).to_owned()))]
     pub fail_on: Severity,
     /// What is looked at.
     #[command(flatten)]

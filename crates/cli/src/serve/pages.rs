@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use paceline_report::words::{self, Word};
+use paceline_report::words;
 use paceline_report::{ReportError, Run, document, escaped, runs_below, sections, table};
-use paceline_usage::Lang;
 use paceline_usage::figures::clock;
+use paceline_words::{Lang, Word};
 
 use crate::http::{Answer, Request};
 

@@ -1,9 +1,10 @@
 //! A frame: the runs, a chart, the ranks, incidents.
 
 use paceline_rendezvous::page::RunningJob;
-use paceline_report::words::{self, Word};
+use paceline_report::words;
 use paceline_report::{Curve, Seen, charts, number};
 use paceline_usage::figures::{clock, thousands};
+use paceline_words::Word;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};

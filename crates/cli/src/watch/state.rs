@@ -2,7 +2,7 @@
 
 use paceline_rendezvous::page::RunningJob;
 use paceline_report::{Run, Seen};
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::jobs::Jobs;

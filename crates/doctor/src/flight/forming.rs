@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::view::{Group, Member, OfGroup, View, precedence, seconds};
+use super::view::{Group, Member, View, named, precedence, seconds};
 use super::{Cause, DESCRIBED_MAX, Diagnosis};
-use paceline_collective::Ranks;
 use paceline_collective::flight::{Dump, Failure, FailureKind, Forming};
+use paceline_words::say;
 
 /// A rank that could not form a group.
 #[derive(Debug, Clone, Copy)]
@@ -39,20 +39,29 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
             FailureKind::Deadline | FailureKind::Aborted
         )
     });
-    let of = OfGroup(group.name);
-    let name = match of.to_string().as_str() {
-        "" => "the group of all ranks".to_owned(),
-        named => named.trim_start_matches(" of ").to_owned(),
+    let lang = view.lang;
+    let name = match group.name {
+        "world" => say!(lang, "the group of all ranks", "전체 랭크 그룹"),
+        name => say!(lang, "group {name}", "그룹 {name}"),
     };
     let (sentence, culprits) = match (refused, missing.as_slice()) {
         (Some(waiter), _) if !waiter.failure.culprits.is_empty() => (
-            format!("{name} was not formed: {}", waiter.failure.text),
+            say!(
+                lang,
+                "{name} was not formed: {}",
+                "{name}: 만들어지지 않음: {}",
+                waiter.failure.text
+            ),
             waiter.failure.culprits.clone(),
         ),
         (Some(_), _) | (None, []) => {
             let Waiter { rank, failure, .. } = refused.unwrap_or(first);
             let text = &failure.text;
-            let sentence = format!("{name} was not formed: {text} (in the words of rank {rank})");
+            let sentence = say!(
+                lang,
+                "{name} was not formed: {text} (in the words of rank {rank})",
+                "{name}: 만들어지지 않음: {text} (랭크 {rank}의 메시지)"
+            );
             (sentence, Vec::new())
         }
         (None, missing) => {
@@ -62,20 +71,22 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
                 .collect();
             let ranks: Vec<usize> = those.iter().map(|waiter| waiter.rank).collect();
             let waited = those.iter().map(|waiter| waiter.forming.waited_ns).max();
-            let waited = seconds(Duration::from_nanos(waited.unwrap_or(0)));
+            let waited = seconds(Duration::from_nanos(waited.unwrap_or(0)), lang);
             let phase = those.first().map_or("", |waiter| &waiter.forming.phase);
             let who = view.who(missing);
-            let them = Ranks(&sorted(ranks)).to_string();
+            let them = named(&sorted(ranks), lang);
             let sentence = match missing.iter().all(|rank| came(*rank)) {
-                true => format!(
+                true => say!(
+                    lang,
                     "{who} reported in, and then was gone or not to be reached: {them} waited {waited} for {name} to \
-                     {phase}"
+                     {phase}",
+                    "{who}: 왔다가 사라졌거나 연결되지 않음; {them}: {name}에서 {waited} 대기, 실패한 단계 `{phase}`"
                 ),
-                false => {
-                    format!(
-                        "{who} did not come to {name}: {them} waited {waited} for all to {phase}"
-                    )
-                }
+                false => say!(
+                    lang,
+                    "{who} did not come to {name}: {them} waited {waited} for all to {phase}",
+                    "{who}: {name}에 오지 않음; {them}: {waited} 대기, 실패한 단계 `{phase}`"
+                ),
             };
             (sentence, missing.to_vec())
         }
@@ -83,13 +94,21 @@ fn finding(view: &View<'_>, group: &Group<'_>) -> Option<Diagnosis> {
     let details = waiters.iter().take(DESCRIBED_MAX).map(|waiter| {
         let Forming { phase, arrived, .. } = waiter.forming;
         let arrived = match arrived.as_slice() {
-            [] => "it knew of nobody that had come".to_owned(),
-            ranks => format!("{} had come", Ranks(ranks)),
+            [] => say!(
+                lang,
+                "it knew of nobody that had come",
+                "온 랭크를 하나도 알지 못함"
+            ),
+            ranks => {
+                let ranks = named(ranks, lang);
+                say!(lang, "{ranks} had come", "이미 온 쪽은 {ranks}")
+            }
         };
-        let place = view.place(waiter.rank);
-        format!(
-            "rank {} ({place}) could not {phase}; {arrived}",
-            waiter.rank
+        let (rank, place) = (waiter.rank, view.place(waiter.rank));
+        say!(
+            lang,
+            "rank {rank} ({place}) could not {phase}; {arrived}",
+            "랭크 {rank}({place}): 실패한 단계 `{phase}`; {arrived}"
         )
     });
     Some(Diagnosis {

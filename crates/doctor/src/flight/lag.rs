@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use paceline_words::say;
 use serde::Serialize;
 
 use super::view::{View, seconds};
@@ -82,13 +83,13 @@ pub(super) fn slow(view: &View<'_>, lags: &BTreeMap<usize, Lag>) -> Option<Diagn
     if lag.operations < OPERATIONS_MIN || !often || lag.p50_ns < LAG_NS_MIN {
         return None;
     }
-    let sentence = format!(
-        "{} comes last in {} of {} operations, behind the first by {} (p50) and {} (p99)",
-        view.who(&[*rank]),
-        lag.last,
-        lag.operations,
-        seconds(Duration::from_nanos(lag.p50_ns)),
-        seconds(Duration::from_nanos(lag.p99_ns)),
+    let (who, last, operations) = (view.who(&[*rank]), lag.last, lag.operations);
+    let [p50, p99] =
+        [lag.p50_ns, lag.p99_ns].map(|ns| seconds(Duration::from_nanos(ns), view.lang));
+    let sentence = say!(
+        view.lang,
+        "{who} comes last in {last} of {operations} operations, behind the first by {p50} (p50) and {p99} (p99)",
+        "{who}: 연산 {operations}개 중 {last}개에 마지막으로 들어옴; 첫 랭크보다 {p50}(p50), {p99}(p99) 늦음"
     );
     Some(Diagnosis {
         is_fault: false,

@@ -1,8 +1,8 @@
 //! Sends and receives that did not end: what the records of both ends tell of one.
 
 use super::view::{Group, Member};
-use paceline_collective::Ranks;
 use paceline_collective::flight::{Record, State};
+use paceline_words::{Lang, say};
 
 /// A send or receive in which a rank waits.
 #[derive(Debug)]
@@ -131,51 +131,91 @@ impl Pair<'_> {
 
     /// "what rank 0 sent has tag 8, for which nobody asked", where that is so.
     pub(super) fn other_tags(&self, group: &Group<'_>) -> Option<String> {
+        let lang = group.lang;
         let (Story::NeverSent(_, tags) | Story::FromNobody(_, tags)) = &self.story else {
             return None;
         };
         let sender = match self.peer(group) {
-            Some(peer) => format!("what rank {peer} sent"),
-            None => "what others sent".into(),
+            Some(peer) => say!(lang, "what rank {peer} sent", "랭크 {peer}에서 보낸 메시지"),
+            None => say!(lang, "what others sent", "다른 랭크가 보낸 메시지"),
         };
-        let tags = Tags(tags);
-        (!tags.0.is_empty()).then(|| format!("{sender} has {tags}, for which nobody asked"))
+        let list: Vec<String> = tags.iter().take(8).map(u64::to_string).collect();
+        let (list, are_many) = (list.join(", "), tags.len() > 1);
+        let tags = match (lang, are_many) {
+            (Lang::En, true) => format!("the tags {list}"),
+            (Lang::En, false) => format!("tag {list}"),
+            (Lang::Ko, _) => format!("태그 {list}"),
+        };
+        (!list.is_empty()).then(|| {
+            say!(
+                lang,
+                "{sender} has {tags}, for which nobody asked",
+                "{sender}의 {tags}: 아무도 받으려 하지 않음"
+            )
+        })
     }
 
-    /// "rank 1 waited in recv #3 from rank 0, tag 7 for 1.2 s"
+    /// "rank 1 waited for 1.2 s in recv #3 from rank 0, tag 7"
     pub(super) fn waits(&self, group: &Group<'_>, waited: &str) -> String {
-        let op = group.p2p_operation(self.record);
-        format!("rank {} waited for {waited} in {op}", self.waiter.rank)
+        let (op, rank) = (group.p2p_operation(self.record), self.waiter.rank);
+        say!(
+            group.lang,
+            "rank {rank} waited for {waited} in {op}",
+            "랭크 {rank}: {op}에서 {waited} 대기"
+        )
     }
 
     /// Who did what; `who` are the ranks that are waited for, in words.
     pub(super) fn sentence(&self, group: &Group<'_>, who: &str, waited: &str) -> String {
-        let (me, waits) = (self.waiter.rank, self.waits(group, waited));
-        let never_sent = format!("{who} never sent what rank {me} waits for");
+        let (me, waits, lang) = (self.waiter.rank, self.waits(group, waited), group.lang);
+        let never_sent = say!(
+            lang,
+            "{who} never sent what rank {me} waits for",
+            "{who}: 랭크 {me}에서 기다리는 메시지를 보내지 않음"
+        );
         match (&self.story, self.other_tags(group)) {
             (Story::NeverSent(..) | Story::FromNobody(..), Some(tags)) => {
-                format!("{never_sent}: {tags}; {waits}")
+                let mark = if lang == Lang::En { ':' } else { ';' };
+                format!("{never_sent}{mark} {tags}; {waits}")
             }
             (Story::NeverSent(Some(last), _), None) => {
-                let tag = last.tag.unwrap_or(0);
-                let seq = last.seq;
-                format!("{never_sent}: its last to rank {me} is send #{seq}, tag {tag}; {waits}")
+                let (tag, seq) = (last.tag.unwrap_or(0), last.seq);
+                say!(
+                    lang,
+                    "{never_sent}: its last to rank {me} is send #{seq}, tag {tag}; {waits}",
+                    "{never_sent}; 랭크 {me}에 마지막으로 보낸 것은 send #{seq}, 태그 {tag}; {waits}"
+                )
             }
-            (Story::NeverSent(None, _), None) => {
-                format!("{who} never sent rank {me} anything; {waits}")
-            }
-            (Story::FromNobody(idle, _), None) if idle.is_empty() => {
-                format!("nobody sent what rank {me} waits for; {waits}")
-            }
+            (Story::NeverSent(None, _), None) => say!(
+                lang,
+                "{who} never sent rank {me} anything; {waits}",
+                "{who}: 랭크 {me}에 아무것도 보내지 않음; {waits}"
+            ),
+            (Story::FromNobody(idle, _), None) if idle.is_empty() => say!(
+                lang,
+                "nobody sent what rank {me} waits for; {waits}",
+                "랭크 {me}에서 기다리는 메시지를 아무도 보내지 않음; {waits}"
+            ),
             (Story::FromNobody(..), None) => format!("{never_sent}; {waits}"),
-            (Story::NeverTaken, _) => format!("{who} never took what rank {me} sent; {waits}"),
+            (Story::NeverTaken, _) => say!(
+                lang,
+                "{who} never took what rank {me} sent; {waits}",
+                "{who}: 랭크 {me}에서 보낸 메시지를 받지 않음; {waits}"
+            ),
             (Story::OnItsWay, _) => {
-                let did = match self.record.op.as_str() {
-                    "send" => "receives",
-                    _ => "has sent",
-                };
                 let peer = self.peer(group).unwrap_or(me);
-                format!("{waits}, although rank {peer} {did} it")
+                match self.record.op.as_str() {
+                    "send" => say!(
+                        lang,
+                        "{waits}, although rank {peer} receives it",
+                        "{waits}. 랭크 {peer}에서는 받고 있음"
+                    ),
+                    _ => say!(
+                        lang,
+                        "{waits}, although rank {peer} has sent it",
+                        "{waits}. 랭크 {peer}에서는 이미 보냈음"
+                    ),
+                }
             }
             (Story::Silent, _) => waits,
         }
@@ -184,21 +224,5 @@ impl Pair<'_> {
     /// Whether a rank's failure is about this operation.
     pub(super) fn is_blamed(&self, culprits: &[usize], targets: &[usize]) -> bool {
         culprits.contains(&self.waiter.rank) || targets.iter().any(|rank| culprits.contains(rank))
-    }
-}
-
-/// "tag 8" or "the tags 8, 9".
-struct Tags<'a>(&'a [u64]);
-
-impl std::fmt::Display for Tags<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            [tag] => write!(f, "tag {tag}"),
-            tags => {
-                let tags: Vec<usize> = tags.iter().take(8).map(|tag| *tag as usize).collect();
-                let list = Ranks(&tags).to_string();
-                write!(f, "the tags {}", list.trim_start_matches("ranks "))
-            }
-        }
     }
 }

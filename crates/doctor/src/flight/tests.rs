@@ -107,7 +107,7 @@ fn fail(dumps: &mut [Dump], ranks: &[usize], kind: FailureKind, text: &str, culp
 /// The first finding is this one, and a fault unless nothing diverged.
 #[track_caller]
 fn check(dumps: &[Dump], cause: Cause, culprits: &[usize], sentence: &str) -> FlightReport {
-    let diagnosis = diagnose(dumps);
+    let diagnosis = diagnose(dumps, Lang::En);
     let first = &diagnosis.findings[0];
     assert_eq!(first.sentence, sentence);
     assert_eq!((first.cause, &*first.culprits), (cause, culprits));
@@ -138,7 +138,7 @@ fn a_damaged_dump_that_is_accepted_is_still_diagnosed() {
             damaged[place] = byte;
             if let Ok(damaged) = Dump::parse(&damaged) {
                 accepted += 1;
-                let report = diagnose(&[damaged, dumps[1].clone()]);
+                let report = diagnose(&[damaged, dumps[1].clone()], Lang::En);
                 assert!(!report.findings.is_empty());
             }
         }
@@ -208,7 +208,10 @@ fn what_a_rank_saw_itself_is_believed_before_what_it_was_told() {
         1,
     );
     dumps[0].groups[0].failure.as_mut().unwrap().at_ns += SECOND / 2;
-    detail(&diagnose(&dumps), "rank 0 says: all-reduce #4 timed out");
+    detail(
+        &diagnose(&dumps, Lang::En),
+        "rank 0 says: all-reduce #4 timed out",
+    );
 }
 
 #[test]
@@ -329,7 +332,7 @@ fn calls_in_another_order_left_out_or_too_many_are_recognised() {
     };
     let with = |odd| {
         let right = || calls([10, 20, 30]);
-        diagnose(&job(vec![right(), calls(odd), right()]))
+        diagnose(&job(vec![right(), calls(odd), right()]), Lang::En)
     };
     detail(
         &with([20, 10, 30]),
@@ -351,7 +354,10 @@ fn the_first_of_two_differences_counts() {
     let (mut early, mut late) = (finished(1, 9), finished(1, 9));
     early[2].elements = 1;
     late[7].elements = 1;
-    let diagnosis = diagnose(&job(vec![finished(1, 9), late, early, finished(1, 9)]));
+    let diagnosis = diagnose(
+        &job(vec![finished(1, 9), late, early, finished(1, 9)]),
+        Lang::En,
+    );
     let first = &diagnosis.findings[0];
     assert_eq!((first.seq, &*first.culprits), (Some(3), &[2][..]));
 }
@@ -490,7 +496,7 @@ fn a_rank_without_a_record_is_not_suspected_where_all_had_arrived() {
     let mut dumps = job(vec![waiting(4), waiting(4), vec![]]);
     dumps.pop();
     dumps[0].groups[0].records[4].arrived_ns = Some(50 * SECOND);
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     assert_eq!(diagnosis.findings[0].cause, Cause::Stuck);
     assert_eq!(diagnosis.findings[0].culprits, Vec::<usize>::new());
 }
@@ -523,7 +529,7 @@ fn a_ring_that_has_moved_on_is_said_to_know_nothing() {
 fn a_recorder_that_was_off_is_noted() {
     let mut dumps = job(vec![waiting(4), vec![]]);
     dumps[1].groups[0].submitted = 4;
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     assert_eq!(diagnosis.findings[0].cause, Cause::NoRecord);
     assert_eq!(
         diagnosis.notes,
@@ -707,7 +713,7 @@ fn a_mismatch_in_one_group_explains_who_waits_for_it_in_another() {
         dump(1, 3, vec![group("a", &[0, 1], other)]),
         dump(2, 3, vec![group("b", &[0, 2], waiting(4))]),
     ];
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     assert_eq!(diagnosis.findings[0].cause, Cause::Mismatch);
     assert_eq!(diagnosis.findings.len(), 1, "{:?}", diagnosis.findings);
     detail(

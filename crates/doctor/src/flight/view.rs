@@ -1,17 +1,19 @@
 //! The dumps of a job laid side by side: groups, their members, and how far each has come.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
 use super::lag::Lag;
 use super::{Cause, DESCRIBED_MAX, Diagnosis, RankReport};
 use paceline_collective::flight::{Dump, Failure, FailureKind, GroupDump, Record};
 use paceline_collective::{Ranks, Seconds};
+use paceline_words::{Lang, say};
 
 /// The dumps of one job.
 #[derive(Debug)]
 pub(super) struct View<'a> {
+    /// The language of what is said about them.
+    pub(super) lang: Lang,
     pub(super) dumps: Vec<&'a Dump>,
     pub(super) world: usize,
     pub(super) groups: Vec<Group<'a>>,
@@ -20,6 +22,7 @@ pub(super) struct View<'a> {
 /// One group as all of its members saw it.
 #[derive(Debug)]
 pub(super) struct Group<'a> {
+    pub(super) lang: Lang,
     pub(super) name: &'a str,
     /// In the order of the ranks in the group.
     pub(super) members: Vec<Member<'a>>,
@@ -36,7 +39,7 @@ pub(super) struct Member<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(dumps: &'a [Dump]) -> Self {
+    pub(super) fn new(dumps: &'a [Dump], lang: Lang) -> Self {
         let mut by_rank: BTreeMap<usize, &Dump> = BTreeMap::new();
         for dump in dumps {
             by_rank.entry(dump.rank).or_insert(dump);
@@ -60,6 +63,7 @@ impl<'a> View<'a> {
                 theirs.is_some_and(|theirs| theirs.ranks != group.ranks)
             };
             groups.push(Group {
+                lang,
                 name: &group.name,
                 members: group.ranks.iter().map(member).collect(),
                 quarrel: dumps.iter().filter(differs).map(|dump| dump.rank).collect(),
@@ -67,6 +71,7 @@ impl<'a> View<'a> {
         }
         let world = dumps.iter().map(|dump| dump.world).max().unwrap_or(0);
         Self {
+            lang,
             dumps,
             world,
             groups,
@@ -81,16 +86,25 @@ impl<'a> View<'a> {
     /// "host b, pid 4711", or nothing known.
     pub(super) fn place(&self, rank: usize) -> String {
         match self.dump(rank) {
-            Some(dump) => format!("host {}, pid {}", dump.host, dump.pid),
-            None => "no record".into(),
+            Some(Dump { host, pid, .. }) => {
+                say!(
+                    self.lang,
+                    "host {host}, pid {pid}",
+                    "호스트 {host}, pid {pid}"
+                )
+            }
+            None => say!(self.lang, "no record", "기록 없음"),
         }
     }
 
     /// "rank 2 (host b, pid 4711)" for one, "ranks 2, 3" for more.
     pub(super) fn who(&self, ranks: &[usize]) -> String {
         match ranks {
-            [rank] => format!("rank {rank} ({})", self.place(*rank)),
-            ranks => Ranks(ranks).to_string(),
+            [rank] => {
+                let place = self.place(*rank);
+                say!(self.lang, "rank {rank} ({place})", "랭크 {rank}({place})")
+            }
+            ranks => named(ranks, self.lang),
         }
     }
 
@@ -112,20 +126,22 @@ impl<'a> View<'a> {
         let quarrels = self.groups.iter().filter(|group| !group.quarrel.is_empty());
         let finding = |group: &Group<'_>| {
             let ranks: Vec<usize> = group.members.iter().map(|member| member.rank).collect();
+            let ranks = named(&ranks, self.lang);
+            let (name, those) = (group.name, named(&group.quarrel, self.lang));
+            let first = self.first_to_name(name);
             Diagnosis {
-                details: vec![
-                    "make every group with the same ranks, in the same order, on all of them"
-                        .into(),
-                ],
+                details: vec![say!(
+                    self.lang,
+                    "make every group with the same ranks, in the same order, on all of them",
+                    "모든 랭크에서 각 그룹을 같은 랭크로, 같은 순서로 만드세요"
+                )],
                 group: Some(group.name.into()),
                 ..Diagnosis::fault(
                     Cause::Membership,
-                    format!(
-                        "{} formed group {} of other ranks than rank {}, which took {} into it",
-                        Ranks(&group.quarrel),
-                        group.name,
-                        self.first_to_name(group.name),
-                        Ranks(&ranks)
+                    say!(
+                        self.lang,
+                        "{those} formed group {name} of other ranks than rank {first}, which took {ranks} into it",
+                        "그룹 {name}의 랭크 구성이 서로 다름; {those}의 구성과 달리 랭크 {first}의 구성은 {ranks}",
                     ),
                 )
             }
@@ -148,13 +164,21 @@ impl<'a> View<'a> {
         match silent.as_slice() {
             [] => {}
             few if few.len() <= DESCRIBED_MAX => {
-                notes.push(format!("there is no record of {}", Ranks(few)));
+                let ranks = named(few, self.lang);
+                notes.push(say!(
+                    self.lang,
+                    "there is no record of {ranks}",
+                    "{ranks}의 기록이 없음"
+                ));
             }
-            _ => notes.push(format!(
-                "there is a record of only {} of {} ranks",
-                self.dumps.len(),
-                self.world
-            )),
+            _ => {
+                let (here, world) = (self.dumps.len(), self.world);
+                notes.push(say!(
+                    self.lang,
+                    "there is a record of only {here} of {world} ranks",
+                    "랭크 {world}개 중 {here}개의 기록만 있음"
+                ));
+            }
         }
         for group in &self.groups {
             let empty = |member: &&Member<'_>| {
@@ -165,10 +189,11 @@ impl<'a> View<'a> {
             };
             let off: Vec<usize> = group.members.iter().filter(empty).map(|m| m.rank).collect();
             if !off.is_empty() {
-                notes.push(format!(
-                    "{} recorded no operations of group {}: PACELINE_FLIGHT_RECORDS is 0",
-                    Ranks(&off),
-                    group.name
+                let (ranks, name) = (named(&off, self.lang), group.name);
+                notes.push(say!(
+                    self.lang,
+                    "{ranks} recorded no operations of group {name}: PACELINE_FLIGHT_RECORDS is 0",
+                    "{ranks}에 그룹 {name}의 연산 기록이 없음: PACELINE_FLIGHT_RECORDS가 0"
                 ));
             }
         }
@@ -214,21 +239,17 @@ impl<'a> View<'a> {
     /// The operation that a rank is in, or what else it is doing.
     fn state(&self, rank: usize) -> String {
         let Some(dump) = self.dump(rank) else {
-            return "left no record".into();
+            return say!(self.lang, "left no record", "기록 없음");
         };
         let mut open = self.groups.iter().filter_map(|group| {
             let mut members = group.members.iter();
             let member = members.find(|member| member.rank == rank)?;
             let p2p = || member.p2p().find(|record| record.is_open());
             let op = match member.open() {
-                Some(record) => Op {
-                    group: group.name,
-                    record,
-                }
-                .to_string(),
+                Some(record) => group.operation(record),
                 None => group.p2p_operation(p2p()?),
             };
-            Some(format!("in {op}"))
+            Some(say!(self.lang, "in {op}", "{op}에서 대기"))
         });
         open.next().unwrap_or_else(|| dump.doing.clone())
     }
@@ -237,17 +258,22 @@ impl<'a> View<'a> {
 impl<'a> Group<'a> {
     /// "recv #3 from rank 0, tag 7 of group dp0", with the job's number of the rank.
     pub(super) fn p2p_operation(&self, record: &Record) -> String {
-        let way = if record.op == "send" { "to" } else { "from" };
+        let lang = self.lang;
         let peer = match record.peer {
             Some(peer) => match self.member(peer) {
-                Some(member) => format!("rank {}", member.rank),
-                None => "a rank that is none".into(),
+                Some(Member { rank, .. }) => say!(lang, "rank {rank}", "랭크 {rank}"),
+                None => say!(lang, "a rank that is none", "없는 랭크"),
             },
-            None => "any rank".into(),
+            None => say!(lang, "any rank", "아무 랭크"),
         };
-        let tag = record.tag.unwrap_or(0);
+        let (tag, of) = (record.tag.unwrap_or(0), self.of());
         let (op, seq) = (&record.op, record.seq);
-        format!("{op} #{seq} {way} {peer}, tag {tag}{}", OfGroup(self.name))
+        match (lang, op.as_str()) {
+            (Lang::En, "send") => format!("{op} #{seq} to {peer}, tag {tag}{of}"),
+            (Lang::En, _) => format!("{op} #{seq} from {peer}, tag {tag}{of}"),
+            (Lang::Ko, "send") => format!("{op} #{seq}(받는 쪽 {peer}, 태그 {tag}{of})"),
+            (Lang::Ko, _) => format!("{op} #{seq}(보내는 쪽 {peer}, 태그 {tag}{of})"),
+        }
     }
 
     /// The member of this number in the group.
@@ -260,15 +286,38 @@ impl<'a> Group<'a> {
         self.members.iter().find_map(|member| member.record(seq))
     }
 
-    /// "all-reduce #12 (bucket 3, step 812) of group dp0".
+    /// The same by its number, of any member's record of it.
     pub(super) fn op(&self, seq: u64) -> String {
         match self.record(seq) {
-            Some(record) => Op {
-                group: self.name,
-                record,
+            Some(record) => self.operation(record),
+            None => {
+                let of = self.of();
+                say!(self.lang, "operation #{seq}{of}", "연산 #{seq}{of}")
             }
-            .to_string(),
-            None => format!("operation #{seq}{}", OfGroup(self.name)),
+        }
+    }
+
+    /// "all-reduce #12 (bucket 3, step 812) of group dp0".
+    fn operation(&self, record: &Record) -> String {
+        let bucket = record
+            .bucket
+            .map(|bucket| say!(self.lang, "bucket {bucket}", "버킷 {bucket}"));
+        let step = record
+            .step
+            .map(|step| say!(self.lang, "step {step}", "스텝 {step}"));
+        let marks: Vec<String> = bucket.into_iter().chain(step).collect();
+        let marks = match marks.is_empty() {
+            true => String::new(),
+            false => format!(" ({})", marks.join(", ")),
+        };
+        format!("{} #{}{marks}{}", record.op, record.seq, self.of())
+    }
+
+    /// " of group dp0"; the group of all ranks goes without saying.
+    pub(super) fn of(&self) -> String {
+        match self.name {
+            "world" => String::new(),
+            name => say!(self.lang, " of group {name}", ", 그룹 {name}"),
         }
     }
 }
@@ -337,42 +386,29 @@ pub(super) fn precedence(dump: &Dump, failure: &Failure) -> (bool, u64, usize) {
     (was_told, dump.unix_ns(failure.at_ns), dump.rank)
 }
 
-/// An operation with its group: "all-reduce #12 (bucket 3, step 812) of group dp0".
-pub(super) struct Op<'a> {
-    pub(super) group: &'a str,
-    pub(super) record: &'a Record,
-}
-
-impl fmt::Display for Op<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{}", self.record.op, self.record.seq)?;
-        match (self.record.bucket, self.record.step) {
-            (Some(bucket), Some(step)) => write!(f, " (bucket {bucket}, step {step})")?,
-            (Some(bucket), None) => write!(f, " (bucket {bucket})")?,
-            (None, Some(step)) => write!(f, " (step {step})")?,
-            (None, None) => {}
-        }
-        write!(f, "{}", OfGroup(self.group))
-    }
-}
-
-/// The group of all ranks goes without saying.
-pub(super) struct OfGroup<'a>(pub(super) &'a str);
-
-impl fmt::Display for OfGroup<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            "world" => Ok(()),
-            name => write!(f, " of group {name}"),
-        }
+/// "rank 3" or "ranks 0, 1, 4".
+pub(super) fn named(ranks: &[usize], lang: Lang) -> String {
+    match lang {
+        Lang::En => Ranks(ranks).to_string(),
+        Lang::Ko => format!(
+            "랭크 {}",
+            ranks
+                .iter()
+                .map(usize::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ),
     }
 }
 
 /// "60.0 s", with more digits where it is short.
-pub(super) fn seconds(duration: Duration) -> String {
+pub(super) fn seconds(duration: Duration, lang: Lang) -> String {
     if duration < Duration::from_millis(100) {
-        format!("{:.1} ms", duration.as_secs_f64() * 1e3)
-    } else {
-        Seconds(duration).to_string()
+        return format!("{:.1} ms", duration.as_secs_f64() * 1e3);
+    }
+    let text = Seconds(duration).to_string();
+    match lang {
+        Lang::En => text,
+        Lang::Ko => text.replace(" s", "초"),
     }
 }

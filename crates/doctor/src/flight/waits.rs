@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::pairs::{Pair, Story, pairs};
-use super::view::{Group, Member, View, precedence, seconds};
+use super::view::{Group, Member, View, named, precedence, seconds};
 use super::{Cause, DESCRIBED_MAX, Diagnosis, LONG_WAIT_NS, has_given_up, no_record};
-use paceline_collective::Ranks;
 use paceline_collective::flight::{Failure, Record};
+use paceline_words::{Lang, say};
 
 /// What holds up the ranks that wait in one operation of one group.
 #[derive(Debug)]
@@ -247,6 +247,7 @@ impl<'a> Waits<'a> {
         if let Some(mismatch) = holds.find_map(|hold| hold.mismatch()) {
             return mismatch;
         }
+        let lang = view.lang;
         let is_of_pairs = circle.iter().any(|place| self.holds[*place].pair.is_some());
         // The rank by which each hold is reached from the one before it.
         let ranks: Vec<usize> = (0..circle.len())
@@ -261,34 +262,53 @@ impl<'a> Waits<'a> {
             .map(|i| (first + i) % circle.len())
             .map(|i| {
                 let hold = &self.holds[circle[i]];
-                let whom = ranks[(i + 1) % ranks.len()];
+                let (me, whom) = (ranks[i], ranks[(i + 1) % ranks.len()]);
                 let pair = hold.pair.as_ref();
                 let has_peer = pair.is_some_and(|pair| pair.record.peer.is_some());
+                let op = hold.op();
                 match has_peer {
-                    true => format!("waits in {}", hold.op()),
-                    false => format!("waits in {} for rank {whom}", hold.op()),
+                    true => say!(lang, "waits in {op}", "랭크 {me}: {op}에서 대기"),
+                    false => say!(
+                        lang,
+                        "waits in {op} for rank {whom}",
+                        "랭크 {me}: {op}에서 랭크 {whom} 대기"
+                    ),
                 }
             })
             .collect();
         let holds = circle.iter().map(|place| &self.holds[*place]);
         let mut culprits = ranks.clone();
         culprits.sort_unstable();
+        let (rank, place) = (ranks[first], view.place(ranks[first]));
+        let sentence = match lang {
+            Lang::En => format!("deadlock: rank {rank} {}", links.join(", which ")),
+            Lang::Ko => format!("교착 상태: {}", links.join("; ")),
+        };
         Diagnosis {
             details: vec![
-                format!("rank {} is at {}", ranks[first], view.place(ranks[first])),
+                say!(
+                    lang,
+                    "rank {rank} is at {place}",
+                    "랭크 {rank}의 위치: {place}"
+                ),
                 match is_of_pairs {
-                    true => "of ranks that wait for each other one has to send first".into(),
-                    false => "every rank must take its groups in one order".into(),
+                    true => say!(
+                        lang,
+                        "of ranks that wait for each other one has to send first",
+                        "서로 기다리는 랭크 중 하나가 먼저 보내야 합니다"
+                    ),
+                    false => say!(
+                        lang,
+                        "every rank must take its groups in one order",
+                        "모든 랭크가 그룹을 같은 순서로 써야 합니다"
+                    ),
                 },
             ],
             culprits,
             group: Some(self.holds[circle[first]].group.name.into()),
             seq: Some(self.holds[circle[first]].seq),
             since_unix_ns: holds.map(|hold| hold.since_unix_ns).min().unwrap_or(0),
-            ..Diagnosis::fault(
-                Cause::Deadlock,
-                format!("deadlock: rank {} {}", ranks[first], links.join(", which ")),
-            )
+            ..Diagnosis::fault(Cause::Deadlock, sentence)
         }
     }
 
@@ -316,14 +336,19 @@ impl<'a> Waits<'a> {
             for rank in &hold.targets {
                 for other in self.of(*rank).iter().filter(|other| **other != place) {
                     let other = &self.holds[*other];
+                    let lang = hold.group.lang;
                     let whom = match other.targets.as_slice() {
                         [] => String::new(),
-                        ranks => format!(" for {}", Ranks(ranks)),
+                        ranks => {
+                            let ranks = named(ranks, lang);
+                            say!(lang, " for {ranks}", ", 기다리는 대상은 {ranks}")
+                        }
                     };
-                    chains.push(format!(
-                        "rank {rank} is not in {} because it waits in {}{whom}",
-                        hold.op(),
-                        other.op()
+                    let (op, other) = (hold.op(), other.op());
+                    chains.push(say!(
+                        lang,
+                        "rank {rank} is not in {op} because it waits in {other}{whom}",
+                        "랭크 {rank}: {op}에 없는 까닭은 {other}에서 대기 중이기 때문{whom}"
                     ));
                     if chains.len() == DESCRIBED_MAX {
                         return chains;
@@ -371,12 +396,8 @@ impl<'a> Hold<'a> {
 impl Hold<'_> {
     /// The finding about `ends`, some of the ranks that are waited for.
     fn by(&self, view: &View<'_>, ends: &[usize]) -> Diagnosis {
-        let waited = format!(
-            "{} waited in {} for {}",
-            Ranks(&self.waiters),
-            self.op(),
-            seconds(self.waited)
-        );
+        let lang = view.lang;
+        let waited = self.waiting();
         let accusation = failures(self.group)
             .filter(|(_, failure)| failure.culprits.iter().any(|rank| ends.contains(rank)))
             .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| precedence(dump, failure)));
@@ -395,7 +416,7 @@ impl Hold<'_> {
         };
         let sentence = match (&self.pair, self.why) {
             (Some(pair), Why::Absent) => {
-                pair.sentence(self.group, &view.who(ends), &seconds(self.waited))
+                pair.sentence(self.group, &view.who(ends), &seconds(self.waited, lang))
             }
             _ => sentence,
         };
@@ -404,30 +425,64 @@ impl Hold<'_> {
             .filter_map(|rank| view.dump(*rank))
             .take(DESCRIBED_MAX)
             .map(|dump| {
-                let place = view.place(dump.rank);
-                format!("rank {} ({place}) {}", dump.rank, dump.doing)
+                let (rank, place, doing) = (dump.rank, view.place(dump.rank), &dump.doing);
+                say!(
+                    lang,
+                    "rank {rank} ({place}) {doing}",
+                    "랭크 {rank}({place}): {doing}"
+                )
             })
             .collect();
         if let Some((rank, failure)) = accusation.filter(|_| self.why == Why::Absent) {
-            details.push(format!("rank {rank} says: {}", failure.text));
+            let text = &failure.text;
+            details.push(say!(
+                lang,
+                "rank {rank} says: {text}",
+                "랭크 {rank}의 메시지: {text}"
+            ));
         }
         self.finding(cause, sentence, details, ends)
     }
 
+    /// "ranks 0, 1 waited in all-reduce #4411 for 60 s"
+    fn waiting(&self) -> String {
+        let lang = self.group.lang;
+        let (ranks, op) = (named(&self.waiters, lang), self.op());
+        let waited = seconds(self.waited, lang);
+        say!(
+            lang,
+            "{ranks} waited in {op} for {waited}",
+            "{ranks}: {op}에서 {waited} 대기"
+        )
+    }
+
     /// "rank 2 (...) never joined all-reduce #4411: its last finished operation is #4410; ranks 0, 1, 3 waited ...".
     fn absence(&self, view: &View<'_>, ends: &[usize]) -> String {
-        let its = if ends.len() == 1 { "its" } else { "their" };
-        let last = match self.seq.saturating_sub(1) {
-            0 => "it is the first operation of the group".to_owned(),
-            last => format!("{its} last finished operation is #{last}"),
+        let lang = view.lang;
+        let last = match (self.seq.saturating_sub(1), ends.len()) {
+            (0, _) => say!(
+                lang,
+                "it is the first operation of the group",
+                "그룹의 첫 연산임"
+            ),
+            (last, 1) => say!(
+                lang,
+                "its last finished operation is #{last}",
+                "마지막으로 끝낸 연산은 #{last}"
+            ),
+            (last, _) => say!(
+                lang,
+                "their last finished operation is #{last}",
+                "마지막으로 끝낸 연산은 #{last}"
+            ),
         };
-        format!(
-            "{} never joined {}: {last}; {} waited in #{} for {}",
-            view.who(ends),
-            self.op(),
-            Ranks(&self.waiters),
-            self.first_wait(),
-            seconds(self.waited)
+        let (who, op) = (view.who(ends), self.op());
+        let (ranks, first) = (named(&self.waiters, lang), self.first_wait());
+        let waited = seconds(self.waited, lang);
+        say!(
+            lang,
+            "{who} never joined {op}: {last}; {ranks} waited in #{first} for {waited}",
+            "{who}: {op}에 들어오지 않음; {last}; {ranks}: #{first}에서 {waited} 대기"
         )
     }
 
@@ -449,33 +504,46 @@ impl Hold<'_> {
         let (known, gone): (Vec<usize>, Vec<usize>) =
             ends.iter().partition(|rank| view.dump(**rank).is_some());
         match (gone.as_slice(), accusation) {
-            ([], _) => format!(
-                "{} recorded nothing of group {}: the group was left or never formed there, or \
-                 PACELINE_FLIGHT_RECORDS is 0",
-                view.who(&known),
-                self.group.name
-            ),
-            (gone, Some((by, failure))) => no_record(gone, failure, by),
-            (gone, None) => format!("{} left no record, and no other rank says why", Ranks(gone)),
+            ([], _) => {
+                let (who, name) = (view.who(&known), self.group.name);
+                say!(
+                    view.lang,
+                    "{who} recorded nothing of group {name}: the group was left or never formed there, or \
+                     PACELINE_FLIGHT_RECORDS is 0",
+                    "{who}: 그룹 {name}의 기록이 없음. 그룹을 떠났거나 만들지 못했거나 PACELINE_FLIGHT_RECORDS가 0"
+                )
+            }
+            (gone, Some((by, failure))) => no_record(gone, failure, by, view.lang),
+            (gone, None) => {
+                let ranks = named(gone, view.lang);
+                say!(
+                    view.lang,
+                    "{ranks} left no record, and no other rank says why",
+                    "{ranks}: 기록이 없고, 다른 랭크에도 이유가 없음"
+                )
+            }
         }
     }
 
     /// What another rank sent has another tag than what this one waits for.
     fn mismatch(&self) -> Option<Diagnosis> {
         let pair = self.pair.as_ref()?;
-        let waits = pair.waits(self.group, &seconds(self.waited));
-        let sentence = format!("{waits}, but {}", pair.other_tags(self.group)?);
+        let lang = self.group.lang;
+        let waits = pair.waits(self.group, &seconds(self.waited, lang));
+        let tags = pair.other_tags(self.group)?;
+        let sentence = say!(lang, "{waits}, but {tags}", "{waits}. 그러나 {tags}");
         // Of two ranks nobody knows who is right.
         Some(self.finding(Cause::Mismatch, sentence, Vec::new(), &[]))
     }
 
     /// All have joined, and it did not end.
     fn stuck(&self, view: &View<'_>) -> Diagnosis {
+        let (lang, waited) = (view.lang, seconds(self.waited, view.lang));
         if let Some(pair) = &self.pair {
-            let sentence = pair.sentence(self.group, "", &seconds(self.waited));
+            let sentence = pair.sentence(self.group, "", &waited);
             return self.finding(Cause::Stuck, sentence, Vec::new(), &[]);
         }
-        let op = self.op();
+        let (op, ranks) = (self.op(), named(&self.waiters, lang));
         let wrapped: Vec<usize> = self
             .group
             .members
@@ -484,26 +552,39 @@ impl Hold<'_> {
             .map(|member| member.rank)
             .collect();
         if !wrapped.is_empty() {
-            let sentence = format!(
-                "what {} called as {op} is not known, because {} kept only later operations; {} waited in it for {}",
-                view.who(&wrapped),
-                if wrapped.len() == 1 { "it" } else { "they" },
-                Ranks(&self.waiters),
-                seconds(self.waited)
-            );
-            let details = vec!["PACELINE_FLIGHT_RECORDS sets how many are kept".into()];
+            let who = view.who(&wrapped);
+            let it = if wrapped.len() == 1 { "it" } else { "they" };
+            let sentence = match lang {
+                Lang::En => format!(
+                    "what {who} called as {op} is not known, because {it} kept only later operations; {ranks} waited in it for \
+                     {waited}"
+                ),
+                Lang::Ko => format!(
+                    "{who}: 이후의 연산만 기록에 남아 {op}에서 무엇을 호출했는지 알 수 없음; {ranks}: {waited} 대기"
+                ),
+            };
+            let details = vec![say!(
+                lang,
+                "PACELINE_FLIGHT_RECORDS sets how many are kept",
+                "남길 기록의 수는 PACELINE_FLIGHT_RECORDS로 정합니다"
+            )];
             return self.finding(Cause::Wrapped, sentence, details, &[]);
         }
         let first = failures(self.group)
             .min_by_key(|(rank, failure)| view.dump(*rank).map(|dump| precedence(dump, failure)));
         let says = first.map_or(String::new(), |(rank, failure)| {
-            format!("; rank {rank} says first: {}", failure.text)
+            let text = &failure.text;
+            say!(
+                lang,
+                "; rank {rank} says first: {text}",
+                "; 랭크 {rank}의 첫 메시지: {text}"
+            )
         });
-        let sentence = format!(
-            "{} did not finish {op} within {}, although all {} ranks of the group had joined it{says}",
-            Ranks(&self.waiters),
-            seconds(self.waited),
-            self.group.members.len()
+        let members = self.group.members.len();
+        let sentence = say!(
+            lang,
+            "{ranks} did not finish {op} within {waited}, although all {members} ranks of the group had joined it{says}",
+            "{ranks}: 그룹의 랭크 {members}개가 모두 들어왔지만 {waited} 안에 {op}을(를) 끝내지 못함{says}"
         );
         let culprits = first.map_or(&[][..], |(_, failure)| &failure.culprits);
         self.finding(Cause::Stuck, sentence, Vec::new(), culprits)

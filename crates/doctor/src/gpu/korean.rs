@@ -3,12 +3,14 @@
 
 use std::io::{self, Write};
 
+use paceline_words::Lang;
+
 use crate::finding::{Finding, Severity};
 
 /// The findings for people, then how many there are; `host` may be empty.
 pub(super) fn write(findings: &[Finding], host: &str, out: &mut impl Write) -> io::Result<()> {
     for finding in findings {
-        let (severity, topic) = (word(finding.severity), topic(&finding.check));
+        let (severity, topic) = (finding.severity.word(Lang::Ko), topic(&finding.check));
         writeln!(out, "{severity}: {topic}")?;
         writeln!(out, "  내용: {}", finding.what)?;
         writeln!(out, "  이유: {}", advice(&finding.why))?;
@@ -26,7 +28,7 @@ pub(super) fn write(findings: &[Finding], host: &str, out: &mut impl Write) -> i
     }
     let counted = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
         let found = findings.iter().filter(|found| found.severity == severity);
-        format!("{} {}개", word(severity), found.count())
+        format!("{} {}개", severity.word(Lang::Ko), found.count())
     });
     writeln!(out, "{place}: {}\n", counted.join(", "))
 }
@@ -157,14 +159,6 @@ const ADVICE: [(&str, &str); 41] = [
     ("check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
      "전원 공급 장치와 케이블, 머신의 전력 예산을 확인하세요. 랙에서는 관리 컨트롤러의 제한도 확인하세요"),
 ];
-
-fn word(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Error => "오류",
-        Severity::Warning => "경고",
-        Severity::Note => "참고",
-    }
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,10 @@
 //! A sound machine for the tests of rules, and what all rules together make of one.
 
-use paceline_gpu::lang::Lang;
 use paceline_gpu::snapshot::{
     Ancestor, Capability, Device, Errors, Gap, Holder, Link, Memory, Mode, OtherDevice, P2pStatus,
     PciDevice, PciKind, PcieLink, Reading, VERSION, Xid,
 };
+use paceline_words::Lang;
 
 use super::*;
 use crate::local::tests::found;

@@ -194,7 +194,11 @@ mod tests {
     #[test]
     fn each_known_code_has_its_remedy() {
         for known in KNOWN {
-            let expect = format!("{}: kernel log: {}", known.severity.word(), known.fix);
+            let expect = format!(
+                "{}: kernel log: {}",
+                known.severity.word(paceline_words::Lang::En),
+                known.fix
+            );
             check(
                 judge,
                 &with(vec![line(known.code, Some(60))]),

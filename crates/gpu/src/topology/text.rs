@@ -48,7 +48,7 @@ mod tests {
     fn columns_stand_below_each_other_whatever_the_alphabet() {
         let row = |words: [&str; 2]| words.map(str::to_owned).to_vec();
         let text = aligned(&[row(["a", "b"]), row(["서버", "c"]), row(["", ""])]);
-        assert_eq!(text, "a   b\n서버  c\n\n");
+        assert_eq!(text, "a     b\n서버  c\n\n");
     }
 
     #[test]

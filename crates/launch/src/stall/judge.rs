@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use paceline_words::{Lang, Word, say};
+
 use super::sample::{Depth, RankSample, Sample, Tree};
 use crate::report::Ranks;
 
@@ -257,24 +259,33 @@ impl Stall {
     }
 
     /// The verdict in words, with the numbers that the ranks have in the job.
-    pub(crate) fn words(&self, first_rank: usize) -> String {
+    pub(crate) fn words(&self, first_rank: usize, lang: Lang) -> String {
         let quiet: Vec<_> = self.quiet.iter().map(|(rank, _)| *rank).collect();
-        let (who, is_one) = named(quiet, first_rank).unwrap_or_default();
+        let (who, is_one) = named(quiet, first_rank, lang).unwrap_or_default();
         let (has, shortest) = (
             if is_one { "has" } else { "have" },
             self.quiet.last().map_or(0, |(_, quiet)| quiet.as_secs()),
         );
         let longest = self.longest().as_secs();
         let time = match shortest == longest {
-            true => format!("{longest} s"),
-            false => format!("{shortest} to {longest} s"),
+            true => say!(lang, "{longest} s", "{longest}초"),
+            false => say!(lang, "{shortest} to {longest} s", "{shortest}~{longest}초"),
         };
-        let quiet = format!("{who} {has} printed nothing and used no processor time for {time}");
+        let quiet = match lang {
+            Lang::En => {
+                format!("{who} {has} printed nothing and used no processor time for {time}")
+            }
+            Lang::Ko => format!("{who}: {time} 동안 출력이 없고 CPU 시간을 쓰지 않음"),
+        };
         let those = |doing: Doing| {
             let others = self.others.iter().filter(|(_, other)| *other == doing);
             let others: Vec<_> = others.map(|(rank, _)| *rank).collect();
-            let (who, is_one) = named(others, first_rank)?;
-            Some(format!("{who} {}", doing.words(is_one)))
+            let (who, is_one) = named(others, first_rank, lang)?;
+            let doing = doing.words(is_one).of(lang);
+            Some(match lang {
+                Lang::En => format!("{who} {doing}"),
+                Lang::Ko => format!("{who}: {doing}"),
+            })
         };
         let rest = [
             Doing::Works,
@@ -290,34 +301,38 @@ impl Stall {
 }
 
 impl Doing {
-    fn words(self, is_one: bool) -> &'static str {
-        match (self, is_one) {
-            (Self::Works, true) => "works",
-            (Self::Works, false) => "work",
-            (Self::Spins, true) => {
-                "spins: one thread uses a whole core and reads, writes and prints nothing"
-            }
-            (Self::Spins, false) => {
-                "spin: in each, one thread uses a whole core and reads, writes and prints nothing"
-            }
-            (Self::WaitsForInput, true) => "waits for input",
-            (Self::WaitsForInput, false) => "wait for input",
-            (Self::Ended, true) => "has ended",
-            (Self::Ended, false) => "have ended",
-            (Self::HasDeadlines, true) => "uses Paceline, whose operations have deadlines",
-            (Self::HasDeadlines, false) => "use Paceline, whose operations have deadlines",
-        }
+    /// Of one rank or of several; in Korean these are the same.
+    fn words(self, is_one: bool) -> Word {
+        let [one, several, ko] = match self {
+            Self::Works => ["works", "work", "작업 중"],
+            Self::Spins => [
+                "spins: one thread uses a whole core and reads, writes and prints nothing",
+                "spin: in each, one thread uses a whole core and reads, writes and prints nothing",
+                "스레드 하나가 코어 하나를 모두 쓰면서 읽기, 쓰기, 출력이 없음",
+            ],
+            Self::WaitsForInput => ["waits for input", "wait for input", "입력 대기 중"],
+            Self::Ended => ["has ended", "have ended", "종료됨"],
+            Self::HasDeadlines => [
+                "uses Paceline, whose operations have deadlines",
+                "use Paceline, whose operations have deadlines",
+                "Paceline 사용 중(연산마다 제한 시간이 있음)",
+            ],
+        };
+        Word::new(if is_one { one } else { several }, ko)
     }
 }
 
 /// `rank 3` or `ranks 3 and 4`, and whether it is one.
-fn named(mut local_ranks: Vec<usize>, first_rank: usize) -> Option<(String, bool)> {
+fn named(mut local_ranks: Vec<usize>, first_rank: usize, lang: Lang) -> Option<(String, bool)> {
     local_ranks.sort_unstable();
     let ranks: Vec<_> = local_ranks.iter().map(|rank| first_rank + rank).collect();
     match ranks.as_slice() {
         [] => None,
-        [one] => Some((format!("rank {one}"), true)),
-        many => Some((format!("ranks {}", Ranks(many)), false)),
+        [one] => Some((say!(lang, "rank {one}", "랭크 {one}"), true)),
+        many => {
+            let ranks = Ranks(many).text(lang);
+            Some((say!(lang, "ranks {ranks}", "랭크 {ranks}"), false))
+        }
     }
 }
 

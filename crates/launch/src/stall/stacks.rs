@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::process::{self, Stat};
+use paceline_words::Lang;
 use rustix::process::Signal;
 
 use super::sample::{PROCESSES_MAX, THREADS_MAX};
@@ -78,7 +79,10 @@ pub(crate) fn of(rank: usize, root: u32, tools: &Tools<'_>) -> String {
         };
         let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = program.file_name().unwrap_or_default().to_string_lossy();
-        text += &format!("  rank {rank}, pid {pid} ({name}), {}\n", stat.state_text());
+        text += &format!(
+            "  rank {rank}, pid {pid} ({name}), {}\n",
+            stat.state_text(Lang::En)
+        );
         let threads: Vec<_> = process::threads(pid, THREADS_MAX);
         for line in folded(threads.iter().map(|id| thread_line(pid, *id))) {
             text += &format!("    {line}\n");
@@ -120,8 +124,8 @@ fn folded(lines: impl Iterator<Item = String>) -> Vec<String> {
 fn thread_line(pid: u32, id: u32) -> String {
     let folder = format!("/proc/{pid}/task/{id}");
     let read = |name: &str| fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
-    let state =
-        Stat::read_from(Path::new(&folder)).map_or_else(|| "ended".to_owned(), Stat::state_text);
+    let state = Stat::read_from(Path::new(&folder))
+        .map_or_else(|| "ended".to_owned(), |stat| stat.state_text(Lang::En));
     let mut line = format!("{}: {state}", read("comm").trim_end());
     if let Some(call) = system_call(&read("syscall")) {
         line += &format!(" in {call}");

@@ -15,15 +15,15 @@ use paceline_train::config::{
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
-use paceline_usage::Lang;
+use paceline_words::{Lang, say};
 
 use super::{Program, allocator_settings, failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
-use paceline_cli::exit::{Exit, Failure, hint, note, warn};
+use paceline_cli::exit::{Exit, Failure, hint_in, note, warn};
 use paceline_cli::flags::finish;
 use paceline_cli::gpu::p2p;
 use paceline_cli::job;
-use paceline_cli::usage::{Summary, UsageArgs};
+use paceline_cli::usage::{Summary, UsageArgs, lang};
 
 /// Folder for runs without `--run-dir`.
 const RUNS: &str = "runs";
@@ -403,11 +403,18 @@ fn start(config: &TrainConfig, run: &RunDir, args: &TrainArgs) -> Result<Exit, F
     if let (true, Some((width, _))) = (io::stdout().is_terminal(), terminal_size::terminal_size()) {
         job.env.push((COLUMNS_VARIABLE.into(), width.0.to_string()));
     }
-    let exit = job::run(job, &usage(config))?;
+    let usage = usage(config);
+    let exit = job::run(job, &usage)?;
     // A job that was asked to stop has said this itself, and another try with wrong settings would fail as well.
     let has_failed = matches!(exit, Exit::Child(_) | Exit::JobFailed | Exit::Deadline);
     if has_failed && exit.code() != Exit::Usage.code() && has_checkpoint(run.path()) {
-        hint(&format!("continue with --resume {}", run.path().display()));
+        let (lang, folder) = (lang(usage.lang), run.path().display());
+        let advice = say!(
+            lang,
+            "continue with --resume {folder}",
+            "이어서 학습하려면 --resume {folder}"
+        );
+        hint_in(lang, &advice);
     }
     Ok(exit)
 }

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use paceline_words::{Lang, Word, say};
+
 macro_rules! phases {
-    ($($phase:ident, $words:literal, $doc:literal;)*) => {
-        /// The part of a training step a rank is in. Displays as the end of "rank 2 is ...".
+    ($($phase:ident, $en:literal, $ko:literal, $doc:literal;)*) => {
+        /// The part of a training step a rank is in.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum Phase {
             $(#[doc = $doc] $phase,)*
@@ -13,28 +15,27 @@ macro_rules! phases {
         impl Phase {
             /// All phases; the position plus one is the phase's number in shared memory, where 0 means no phase.
             const ALL: &[Self] = &[$(Self::$phase),*];
-        }
 
-        impl fmt::Display for Phase {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$phase => $words,)* })
+            /// In English the end of "rank 2 is ...", in Korean a noun.
+            pub fn text(self, lang: Lang) -> &'static str {
+                match self { $(Self::$phase => const { Word::new($en, $ko) },)* }.of(lang)
             }
         }
     };
 }
 
 phases! {
-    Starting, "starting", "The process runs, nothing of the job has begun.";
-    Rendezvous, "looking for the other ranks", "Looking for the other ranks.";
-    DataLoader, "in the data loader", "Waiting for or decoding input.";
-    Forward, "in the forward pass", "Forward pass.";
-    Backward, "in the backward pass", "Backward pass.";
-    Communication, "communicating", "In a collective, outside the backward pass.";
-    BetweenSteps, "in the program's own code (optimizer, evaluation, saving)", "Between two steps of `Ddp`, which cannot tell what the program does there.";
-    Evaluation, "evaluating", "Evaluation.";
-    Checkpoint, "at a checkpoint", "Writing or reading a checkpoint.";
-    Finished, "finished", "Done; about to leave.";
-    StepClosure, "in its step's closure before the forward pass", "In the closure that `Ddp::step` calls, before it asks for the model.";
+    Starting, "starting", "시작 단계", "The process runs, nothing of the job has begun.";
+    Rendezvous, "looking for the other ranks", "다른 랭크를 찾는 단계", "Looking for the other ranks.";
+    DataLoader, "in the data loader", "데이터 로더", "Waiting for or decoding input.";
+    Forward, "in the forward pass", "순전파", "Forward pass.";
+    Backward, "in the backward pass", "역전파", "Backward pass.";
+    Communication, "communicating", "통신", "In a collective, outside the backward pass.";
+    BetweenSteps, "in the program's own code (optimizer, evaluation, saving)", "프로그램 자체 코드(옵티마이저, 평가, 저장)", "Between two steps of `Ddp`, which cannot tell what the program does there.";
+    Evaluation, "evaluating", "평가", "Evaluation.";
+    Checkpoint, "at a checkpoint", "체크포인트", "Writing or reading a checkpoint.";
+    Finished, "finished", "완료 단계", "Done; about to leave.";
+    StepClosure, "in its step's closure before the forward pass", "순전파 전의 스텝 클로저", "In the closure that `Ddp::step` calls, before it asks for the model.";
 }
 
 impl Phase {
@@ -70,28 +71,39 @@ pub struct OpActivity {
     pub bucket: Option<u32>,
 }
 
-/// Reads as the end of "rank 2 is ...": "in the backward pass at step 812, waiting in all-reduce #4411 (bucket 3)".
-impl fmt::Display for Activity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.phase {
-            Phase::Starting | Phase::Rendezvous | Phase::Finished => write!(f, "{}", self.phase)?,
-            Phase::BetweenSteps => write!(f, "{}, after step {}", self.phase, self.step)?,
-            _ => write!(f, "{} at step {}", self.phase, self.step)?,
-        }
-        match &self.op {
-            Some(op) => write!(f, ", waiting in {op}"),
-            None => Ok(()),
-        }
+impl Activity {
+    /// In English the end of "rank 2 is ...": "in the backward pass at step 812, waiting in all-reduce #4411 (bucket 3)"; in Korean a noun.
+    pub fn text(&self, lang: Lang) -> String {
+        let (phase, step) = (self.phase.text(lang), self.step);
+        let place = match self.phase {
+            Phase::Starting | Phase::Rendezvous | Phase::Finished => phase.to_owned(),
+            Phase::BetweenSteps => {
+                say!(
+                    lang,
+                    "{phase}, after step {step}",
+                    "스텝 {step} 이후 {phase}"
+                )
+            }
+            _ => say!(lang, "{phase} at step {step}", "스텝 {step}의 {phase}"),
+        };
+        let Some(op) = &self.op else {
+            return place;
+        };
+        let (name, seq) = (op_name(op.code), op.seq);
+        let bucket = op.bucket.map_or_else(String::new, |bucket| {
+            say!(lang, " (bucket {bucket})", " (버킷 {bucket})")
+        });
+        say!(
+            lang,
+            "{place}, waiting in {name} #{seq}{bucket}",
+            "{place}, {name} #{seq}{bucket}에서 대기 중"
+        )
     }
 }
 
-impl fmt::Display for OpActivity {
+impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{}", op_name(self.code), self.seq)?;
-        match self.bucket {
-            Some(bucket) => write!(f, " (bucket {bucket})"),
-            None => Ok(()),
-        }
+        f.write_str(&self.text(Lang::En))
     }
 }
 
@@ -197,5 +209,12 @@ mod tests {
         ] {
             assert_eq!(activity.to_string(), expected);
         }
+        let activity = Activity {
+            phase: Phase::Backward,
+            step: 812,
+            op,
+        };
+        let korean = "스텝 812의 역전파, all-reduce #4411 (버킷 3)에서 대기 중";
+        assert_eq!(activity.text(Lang::Ko), korean);
     }
 }

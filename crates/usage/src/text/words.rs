@@ -2,6 +2,7 @@
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{DriverError, Gap};
+use paceline_words::say;
 
 use super::super::Lang;
 use super::super::report::{AtOnce, IdleCause, Missing, Note, Range, Subject};
@@ -21,21 +22,11 @@ macro_rules! constants {
     };
 }
 
-/// A sentence with numbers, in English or Korean.
-macro_rules! say {
-    ($words:expr, $en:literal, $ko:literal) => {
-        match $words.0 {
-            Lang::En => format!($en),
-            Lang::Ko => format!($ko),
-        }
-    };
-}
-
 /// Sentences with arguments, in English and Korean; times come as `clock` and `moment` write them.
 macro_rules! sentences {
     ($($name:ident($($argument:ident: $type:ty),*): $en:literal, $ko:literal;)*) => {
         $(pub(crate) fn $name(self, $($argument: $type),*) -> String {
-            say!(self, $en, $ko)
+            say!(self.0, $en, $ko)
         })*
     };
 }
@@ -103,7 +94,7 @@ impl Words {
         let seconds = seconds.max(0.0).round() as u64;
         let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         say!(
-            self,
+            self.0,
             "{hours} h {minutes} min {seconds} s",
             "{hours}시간 {minutes}분 {seconds}초"
         )
@@ -146,7 +137,7 @@ impl Words {
         if least == most {
             return least.to_owned();
         }
-        say!(self, "{least} to {most}", "{least} ~ {most}")
+        format!("{least} {} {most}", self.of("to", "~"))
     }
 
     pub(crate) fn at_once(self, subject: Subject) -> &'static str {
@@ -242,7 +233,7 @@ impl Words {
 
     pub(crate) fn left_out(self, count: usize, [least, mean, most]: &[String; 3]) -> String {
         say!(
-            self,
+            self.0,
             "and {count} more between them; busy {least} at least, {mean} on average, {most} at most",
             "그 밖에 {count}개; 사용 최소 {least}, 평균 {mean}, 최대 {most}"
         )
@@ -287,7 +278,7 @@ impl Words {
         let (why, since) = (self.gap(&missing.why), moment(missing.since_s));
         let clock = self.clock(missing.for_s);
         say!(
-            self,
+            self.0,
             "rank {ranks}: no processor time for {clock} from {since} on: {why}",
             "랭크 {ranks}: {since}부터 {clock} 동안 CPU 시간을 읽지 못함: {why}"
         )
@@ -320,7 +311,7 @@ impl Words {
             _ => return String::new(),
         };
         say!(
-            self,
+            self.0,
             "warning: {what}\n  why: {why}\n  fix: {fix}\n",
             "경고: {what}\n  원인: {why}\n  조치: {fix}\n"
         )

@@ -8,7 +8,7 @@ use std::time::Duration;
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::Reading;
 use paceline_rendezvous::page::RunningRank;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 
 use super::super::live::{Device, Devices, Job, Jobs, Newest, RankUse};
 use crate::activity::phase;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use serde::Serialize;
 
 use super::super::live;

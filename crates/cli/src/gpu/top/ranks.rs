@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use paceline_gpu::host::plain;
 use paceline_rendezvous::page::Phase;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use ratatui::text::{Line, Span};
 
 use super::super::live::Job;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use paceline_report::Run;
-use paceline_usage::Lang;
+use paceline_words::Lang;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 

@@ -62,12 +62,12 @@ fn a_rank_that_had_come_and_is_gone_is_told_from_one_that_never_came() {
 fn whoever_waited_too_is_not_who_did_not_come() {
     // Rank 0 missed both, of whom rank 1 waited for the other one itself.
     let dumps = unformed(3, FailureKind::Deadline, &[(0, &[1, 2]), (1, &[2])]);
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     assert_eq!(diagnosis.findings[0].culprits, [2]);
     // Rank 2 has formed the group, and is not reached by the others.
     let mut dumps = unformed(3, FailureKind::Deadline, &[(0, &[1, 2]), (1, &[0, 2])]);
     dumps.push(dump(2, 3, vec![group("world", &[0, 1, 2], vec![])]));
-    assert_eq!(diagnose(&dumps).findings[0].culprits, [2]);
+    assert_eq!(diagnose(&dumps, Lang::En).findings[0].culprits, [2]);
 }
 
 #[test]

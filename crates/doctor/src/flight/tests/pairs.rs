@@ -98,7 +98,10 @@ fn a_message_that_was_sent_and_did_not_come_is_nobodys_fault() {
     );
     // Where the sender's ring has lost its first ones, nobody can count.
     let dumps = messages(vec![vec![sent(2), sent(3)], receiver()]);
-    assert_eq!(diagnose(&dumps).findings[0].cause, Cause::NeverJoined);
+    assert_eq!(
+        diagnose(&dumps, Lang::En).findings[0].cause,
+        Cause::NeverJoined
+    );
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn whoever_does_not_take_a_message_or_left_no_record_is_named() {
         &format!("rank 1 (host b, pid 4711) never took what rank 0 sent; {waits}"),
     );
     dumps.truncate(1);
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     let finding = &diagnosis.findings[0];
     assert_eq!(
         (finding.cause, &*finding.culprits),
@@ -161,7 +164,7 @@ fn a_receive_that_a_rank_happened_to_be_in_explains_nothing() {
     dumps[0].groups[0].p2p[0].ended_ns = Some(41 * SECOND);
     fail(&mut dumps, &[0, 2], FailureKind::Died, "rank 1 died", 1);
     dumps.remove(1);
-    let diagnosis = diagnose(&dumps);
+    let diagnosis = diagnose(&dumps, Lang::En);
     assert_eq!(diagnosis.findings[0].culprits, [1]);
     assert_eq!(diagnosis.findings.len(), 1, "{:?}", diagnosis.findings);
 }
@@ -170,7 +173,7 @@ fn a_receive_that_a_rank_happened_to_be_in_explains_nothing() {
 fn a_send_and_its_receive_wait_for_nobody_else() {
     let send = vec![p2p("send", 1, Some(1), 7, State::Started)];
     let recv = vec![p2p("recv", 1, Some(0), 7, State::Started)];
-    let diagnosis = diagnose(&messages(vec![send, recv]));
+    let diagnosis = diagnose(&messages(vec![send, recv]), Lang::En);
     assert!(
         diagnosis
             .findings

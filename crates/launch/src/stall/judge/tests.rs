@@ -68,7 +68,7 @@ fn said(ranks: usize, seconds: u64, does: impl Fn(u64, usize) -> Second) -> Vec<
             })
             .collect();
         if let Some(stall) = watched.judge(Sample { at, ranks }) {
-            told.push((second, stall.words(0)));
+            told.push((second, stall.words(0, Lang::En)));
         }
     }
     told
@@ -270,7 +270,7 @@ fn the_words_have_the_numbers_of_the_job() {
     };
     let expect = "ranks 4 and 6 spin: in each, one thread uses a whole core and reads, writes and prints nothing; rank 5 has \
                   printed nothing and used no processor time for 61 s";
-    assert_eq!(stall.words(4), expect);
+    assert_eq!(stall.words(4, Lang::En), expect);
     assert_eq!(
         stall.culprit(),
         Some(1),

@@ -30,6 +30,7 @@ fn facts<'a>(seen: Option<&'a Seen>, ranks: Vec<Rank>) -> Facts<'a> {
         failed: None,
         ranks,
         cores: 8,
+        lang: Lang::En,
     }
 }
 
@@ -65,6 +66,23 @@ fn the_rank_that_has_not_come_is_named_and_what_it_does() {
         "samples do not come",
     ];
     says(&found, Severity::Error, "waits forever", &parts);
+}
+
+#[test]
+fn a_korean_reader_gets_the_same_in_korean() {
+    let waiting = rank(0, Phase::Communication, Some(12), 42);
+    let loading = rank(1, Phase::DataLoader, None, 43);
+    let facts = Facts {
+        lang: Lang::Ko,
+        ..facts(None, vec![waiting, loading])
+    };
+    assert_eq!(facts.state(), "실행 중: 이 머신의 랭크 2개");
+    let expect = "오류: 랭크 1: 스텝 7의 데이터 로더에 43초째 머무름; 랭크 0: 스텝 7의 all-reduce #12에서 42초째 대기 중\n  \
+         이유: 랭크 1: 연산에 아직 오지 않음. 프로세스 상태: 없음, CPU 0.0코어 사용. \
+         샘플이 오지 않습니다. 저장 장치나 데이터 로더의 워커가 멈췄습니다\n  \
+         조치: 무엇을 하는지 확인하세요: `gdb -p 4711 -batch -ex 'thread apply all bt'`, \
+         Python이라면 `py-spy dump --pid 4711`\n";
+    assert_eq!(only(&facts).text(Lang::Ko), expect);
 }
 
 #[test]

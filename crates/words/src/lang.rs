@@ -1,6 +1,6 @@
 //! Which language people are told things in.
 
-/// A language that the report is written in.
+/// A language that people are told things in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Lang {
     /// English.
@@ -30,7 +30,7 @@ impl Lang {
     ///
     /// *Example*:
     /// ```
-    /// use paceline_gpu::lang::Lang;
+    /// use paceline_words::Lang;
     ///
     /// let lang = Lang::from_env(|name| (name == "LANG").then(|| "ko_KR.UTF-8".to_owned()));
     /// assert_eq!(lang, Lang::Ko);
