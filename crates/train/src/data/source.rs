@@ -9,7 +9,7 @@ use flate2::bufread::MultiGzDecoder;
 use super::DataProblem;
 use super::error::similar;
 
-/// Maximum uncompressed size: a small gzip file can unpack to any size.
+/// Maximum uncompressed size, unless there is a limit to each of the parts: a small gzip file can unpack to any size.
 const BYTES_MAX: u64 = 8 << 30;
 
 /// The first bytes of every gzip file.
@@ -43,6 +43,11 @@ impl Source {
             read: 0,
             bytes_max: BYTES_MAX,
         })
+    }
+
+    /// Sets the limit of bytes anew, to so many from here on.
+    pub(super) fn allow(&mut self, bytes: u64) {
+        self.bytes_max = self.read + bytes;
     }
 
     /// Reads up to `expected` bytes, the number in a complete file.

@@ -6,13 +6,10 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use super::rows::COLUMNS_MAX;
+use super::rows::{COLUMNS_MAX, LINE_BYTES_MAX};
 use crate::data::DataProblem;
 use crate::data::error::quote;
 use crate::data::source::not_text;
-
-/// Maximum length of a line.
-const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// A value that is there, with its text.
 pub(super) enum Value {
@@ -39,6 +36,10 @@ impl<R: Read> JsonLines<R> {
             line,
             columns: HashMap::new(),
         }
+    }
+
+    pub(super) fn reader_mut(&mut self) -> &mut R {
+        self.reader.get_mut()
     }
 
     /// The values of the next line that is not blank, or why it is no row. Keys that have not occurred before are added to `names`.

@@ -15,6 +15,9 @@ use crate::report::plural;
 /// Maximum number of bytes read to find the first line.
 const HEAD_BYTES_MAX: u64 = 1 << 20;
 
+/// Maximum length of a line, and of a row over several lines.
+pub(super) const LINE_BYTES_MAX: u64 = 16 << 20;
+
 /// Maximum number of columns.
 pub(super) const COLUMNS_MAX: usize = 1 << 17;
 
@@ -237,6 +240,8 @@ impl Rows {
         }
         match &mut self.format {
             Format::Json(lines) => {
+                // The reader has a limit of its own to a line, but not to blank ones.
+                lines.reader_mut().get_mut().1.allow(2 * LINE_BYTES_MAX);
                 let failed = |source: &Chain<_, Source>, error| source.get_ref().1.error(error);
                 let read = lines.next(&mut self.names, failed)?;
                 Ok(read.map(|read| {
@@ -286,9 +291,12 @@ fn read_record(
     reader: &mut Reader<Lines>,
 ) -> Result<Option<Result<Row, DataProblem>>, DataProblem> {
     let mut bytes = ByteRecord::new();
+    let start = reader.position().line();
+    let (file, _) = reader.get_mut().get_mut();
+    file.get_mut().1.allow(LINE_BYTES_MAX);
     loop {
         let read = reader.read_byte_record(&mut bytes);
-        if !read.map_err(|error| unreadable(reader, error))? {
+        if !read.map_err(|error| unreadable(reader, start, error))? {
             return Ok(None);
         }
         let within = bytes.as_slice().iter().filter(|&&byte| byte == b'\n');
@@ -306,10 +314,16 @@ fn read_record(
     }
 }
 
-fn unreadable(reader: &Reader<Lines>, error: ::csv::Error) -> DataProblem {
-    let (start, _) = reader.get_ref().get_ref();
-    let (_, source) = start.get_ref();
+/// Why no row could be read from line `start` on.
+fn unreadable(reader: &Reader<Lines>, start: u64, error: ::csv::Error) -> DataProblem {
+    let (file, _) = reader.get_ref().get_ref();
+    let (_, source) = file.get_ref();
     source.error(match error.into_kind() {
+        ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            let problem = format!("line {start}: a row longer than {LINE_BYTES_MAX} bytes");
+            return DataProblem::new(problem)
+                .with_hint("close the quote that begins there, if it is not meant to go on");
+        }
         ErrorKind::Io(error) => error,
         // Other kinds come from decoding, seeking and strict readers, which are not used here.
         other => io::Error::other(format!("{other:?}")),
