@@ -85,7 +85,7 @@ pub(super) fn of_optimizer(settings: &mut Settings) {
     settings.set_default("weight_decay", Value::Number(decay), None);
 }
 /// Endings of files that are tables, with or without a final `.gz`.
-const TABLES: [&str; 4] = [".csv", ".tsv", ".jsonl", ".ndjson"];
+const TABLES: [&str; 5] = [".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"];
 
 /// The task for data of this kind, or why it is unclear.
 fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str> {
@@ -98,7 +98,9 @@ fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str>
         PathKind::Folder => Ok("idx"),
         // Even a missing file: the error is then that it is missing.
         PathKind::File | PathKind::Missing if is_table => Ok("csv"),
-        PathKind::File => Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
+        PathKind::File => {
+            Err("it is a file, but not called .csv, .tsv, .jsonl, .ndjson or .parquet")
+        }
         PathKind::Missing => Err("there is no such file or folder"),
     }
 }
@@ -336,11 +338,12 @@ mod tests {
         check("wine.tsv", PathKind::File, Ok("csv"));
         check("wine.jsonl.gz", PathKind::File, Ok("csv"));
         check("wine.ndjson", PathKind::Missing, Ok("csv"));
+        check("wine.parquet", PathKind::File, Ok("csv"));
         check("wine.csv", PathKind::Missing, Ok("csv"));
         check(
             "wine.txt",
             PathKind::File,
-            Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
+            Err("it is a file, but not called .csv, .tsv, .jsonl, .ndjson or .parquet"),
         );
         check(
             "wine",

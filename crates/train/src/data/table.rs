@@ -1,4 +1,4 @@
-//! A table: columns of numbers and of words, and one with the label, from CSV or JSON lines.
+//! A table: columns of numbers and of words, and one with the label, from CSV, JSON lines or Parquet.
 //!
 //! ```text
 //! age,city,label          {"age": 31, "city": "Seoul", "label": "yes"}
@@ -9,6 +9,7 @@
 mod columns;
 mod json;
 mod labels;
+mod parquet;
 mod rows;
 mod spool;
 mod stored;
@@ -43,7 +44,7 @@ const WIDTH_MAX: usize = 1 << 22;
 /// The file to read, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableOptions {
-    /// The file, plain or gzip: CSV whose first line names the columns, or JSON lines.
+    /// The file: CSV whose first line names the columns or JSON lines, plain or gzip, or Parquet.
     pub path: PathBuf,
     /// Another such file, all of which is held out.
     pub test_data: Option<PathBuf>,
@@ -407,18 +408,30 @@ struct Table {
     skipped: Skipped,
 }
 
-/// Lines that were left out.
-#[derive(Default)]
+/// Lines, or rows of Parquet, that were left out.
 struct Skipped {
+    unit: &'static str,
     count: u64,
     first: Option<DataProblem>,
 }
 
 impl Skipped {
+    fn new(rows: &Rows) -> Self {
+        Self {
+            unit: rows.unit(),
+            count: 0,
+            first: None,
+        }
+    }
+
+    /// How many, in words.
+    fn lines(&self) -> String {
+        plural(self.count, &format!("bad {}", self.unit))
+    }
+
     fn warning(&self, path: &Path) -> Option<String> {
         let (first, path) = (self.first.as_ref()?, path.display());
-        let lines = plural(self.count, "bad line");
-        let first = first.message();
+        let (lines, first) = (self.lines(), first.message());
         Some(match self.count {
             1 => format!("{path}: {lines} is left out: {first}"),
             _ => format!("{path}: {lines} are left out, the first is {first}"),
@@ -438,7 +451,7 @@ impl Table {
             },
             looked_at: 0,
             is_open: true,
-            skipped: Skipped::default(),
+            skipped: Skipped::new(rows),
         };
         table.add_features(options, rows.names());
         Ok(table)
@@ -472,7 +485,7 @@ impl Table {
             labels: LabelColumn::None,
             looked_at: names.len(),
             is_open: false,
-            skipped: Skipped::default(),
+            skipped: Skipped::new(rows),
         })
     }
 
@@ -547,14 +560,15 @@ impl Table {
         options: &TableOptions,
     ) -> Result<Result<Vec<f64>, DataProblem>, DataProblem> {
         let label = self.label.map(|at| Label {
-            line: row.line,
+            place: row.place,
             column: &rows.names()[at],
             text: row.text(at),
         });
         let check = |table: &Self| {
             let missing = options.missing_values;
             let mut features = table.features.iter();
-            features.try_for_each(|feature| feature.check(row.line, feature.cell(row), missing))?;
+            features
+                .try_for_each(|feature| feature.check(row.place, feature.cell(row), missing))?;
             label
                 .as_ref()
                 .map_or(Ok(()), |label| table.labels.check(label))
@@ -606,9 +620,9 @@ impl Table {
         match (self.looked_at..names.len()).find(is_new) {
             None => Ok(()),
             Some(at) => {
-                let (line, name) = (row.line, quote(&names[at]));
+                let (place, name) = (row.place, quote(&names[at]));
                 Err(DataProblem::new(format!(
-                    "line {line}: key {name:?} is not in the first object"
+                    "{place}: key {name:?} is not in the first object"
                 ))
                 .with_hint(
                     "--missing-values fill takes keys that are missing elsewhere; --drop-columns leaves them out",
@@ -650,7 +664,7 @@ impl Table {
         match &self.skipped.first {
             None => problem,
             Some(first) => {
-                let lines = plural(self.skipped.count, "bad line");
+                let lines = self.skipped.lines();
                 problem.with_hint(format!("{lines} left out, the first: {}", first.message()))
             }
         }

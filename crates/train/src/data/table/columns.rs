@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::rows::{Cell, Row};
+use super::rows::{Cell, Place, Row};
 use crate::config::MissingValues;
 use crate::data::error::quote;
 use crate::data::{Column, DataProblem, Scaling};
@@ -193,45 +193,52 @@ impl Feature {
     /// *Errors*: a cell that does not belong in this column.
     pub(super) fn check(
         &self,
-        line: u64,
+        place: Place,
         cell: Cell<'_>,
         missing: MissingValues,
     ) -> Result<(), DataProblem> {
         match (cell, &self.cells) {
             (Cell::Missing, _) if missing == MissingValues::Error => {
                 let name = quote(&self.name);
-                let problem = format!("line {line}: no value in column {name:?}");
+                let problem = format!("{place}: no value in column {name:?}");
                 Err(DataProblem::new(problem).with_hint(MISSING))
             }
             (Cell::Number(_, text), Cells::Words(words)) if !words.takes_numbers => {
                 let (name, text) = (quote(&self.name), quote(text));
                 Err(DataProblem::new(format!(
-                    "line {line}: column {name:?} is {text:?}, a number among words"
+                    "{place}: column {name:?} is {text:?}, a number among words"
                 ))
                 .with_hint(CATEGORICAL))
             }
             (Cell::Number(number, text), Cells::Numbers(_) | Cells::Missing)
                 if !(number as f32).is_finite() =>
             {
-                Err(self.not_a_number(line, text))
+                Err(self.not_a_number(place, text))
             }
             (Cell::Word(text), Cells::Numbers(_) | Cells::Missing)
                 if text.replace(',', ".").parse::<f64>().is_ok() =>
             {
                 let hint = "write decimals with a point";
-                Err(self.not_a_number(line, text).with_hint(hint))
+                Err(self.not_a_number(place, text).with_hint(hint))
             }
             (Cell::Word(text), Cells::Numbers(_)) => {
-                Err(self.not_a_number(line, text).with_hint(CATEGORICAL))
+                Err(self.not_a_number(place, text).with_hint(CATEGORICAL))
+            }
+            (Cell::Opaque, _) => {
+                let name = quote(&self.name);
+                let problem = format!("{place}: column {name:?} is no number and no text");
+                let hint =
+                    "lists, structs and bytes are not read: leave it out with --drop-columns";
+                Err(DataProblem::new(problem).with_hint(hint))
             }
             _ => Ok(()),
         }
     }
 
-    fn not_a_number(&self, line: u64, text: &str) -> DataProblem {
+    fn not_a_number(&self, place: Place, text: &str) -> DataProblem {
         let (name, text) = (quote(&self.name), quote(text));
         DataProblem::new(format!(
-            "line {line}: column {name:?} is {text:?}, not a finite 32-bit number"
+            "{place}: column {name:?} is {text:?}, not a finite 32-bit number"
         ))
     }
 
@@ -241,7 +248,7 @@ impl Feature {
     pub(super) fn push(&mut self, cell: Cell<'_>) -> Result<f64, DataProblem> {
         if matches!(self.cells, Cells::Missing) {
             self.cells = match cell {
-                Cell::Missing => return Ok(f64::NAN),
+                Cell::Missing | Cell::Opaque => return Ok(f64::NAN),
                 Cell::Number(..) => Cells::Numbers(Numbers::default()),
                 Cell::Word(_) => Cells::Words(Words::open()),
             };
@@ -251,7 +258,7 @@ impl Feature {
             (Cells::Words(words), Cell::Number(_, word) | Cell::Word(word)) => {
                 words.push(word, &self.name)
             }
-            (Cells::Words(words), Cell::Missing) => words.push("", &self.name),
+            (Cells::Words(words), Cell::Missing | Cell::Opaque) => words.push("", &self.name),
             (Cells::Numbers(Numbers { are_counted, .. }), _) => {
                 *are_counted = false;
                 Ok(f64::NAN)

@@ -15,6 +15,8 @@ use crate::data::source::not_text;
 pub(super) enum Value {
     Number(f64, String),
     Word(String),
+    /// Neither of them: in Parquet a list, a struct or bytes.
+    Opaque,
 }
 
 pub(super) struct JsonLines<R> {

@@ -1,5 +1,7 @@
 //! Real-life tables, and every reason to refuse one.
 
+mod parquet;
+
 use std::fs;
 use std::io::Write;
 
