@@ -83,7 +83,7 @@ impl Predictor {
     }
 
     /// Hands a prediction for each sample to `write`, in order, until it returns false, and returns warnings about the samples. A model of tables
-    /// reads one as CSV or JSON lines, which may have other columns too, as `config`, the settings of its run, says; one of an image folder a PNG
+    /// reads one as CSV, JSON lines or Parquet, which may have other columns too, as `config`, the settings of its run, says; one of an image folder a PNG
     /// or JPEG file, or all in a folder and those below it; one of IDX files such a file of images.
     ///
     /// *Cost*: one batch in memory, but all images of an IDX file.

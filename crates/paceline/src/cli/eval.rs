@@ -57,8 +57,8 @@ Examples:
 
 const PREDICT_EXAMPLES: &str = "\
 Prints CSV: for each sample its likeliest class, that class's probability, and the probability
-of each class; or the predicted number. For a model of tables INPUT is a table as CSV or JSON
-lines with the columns that the run was trained on, in any order; others are left out. For a
+of each class; or the predicted number. For a model of tables INPUT is a table as CSV, JSON lines
+or Parquet with the columns that the run was trained on, in any order; others are left out. For a
 model of an image folder it is a PNG or JPEG file, or a folder of them and of folders, and each
 line begins with the path. For a model of IDX files it is an IDX file of images, plain or .gz.
 

@@ -96,7 +96,9 @@ fn guess_task(path: &Path, kind: PathKind) -> Result<&'static str, &'static str>
         PathKind::Folder => Ok("idx"),
         // Even a missing file: the error is then that it is missing.
         PathKind::File | PathKind::Missing if is_table(path) => Ok("csv"),
-        PathKind::File => Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
+        PathKind::File => {
+            Err("it is a file, but not called .csv, .tsv, .jsonl, .ndjson or .parquet")
+        }
         PathKind::Missing => Err("there is no such file or folder"),
     }
 }
@@ -334,11 +336,12 @@ mod tests {
         check("wine.tsv", PathKind::File, Ok("csv"));
         check("wine.jsonl.gz", PathKind::File, Ok("csv"));
         check("wine.ndjson", PathKind::Missing, Ok("csv"));
+        check("wine.parquet", PathKind::File, Ok("csv"));
         check("wine.csv", PathKind::Missing, Ok("csv"));
         check(
             "wine.txt",
             PathKind::File,
-            Err("it is a file, but not called .csv, .tsv, .jsonl or .ndjson"),
+            Err("it is a file, but not called .csv, .tsv, .jsonl, .ndjson or .parquet"),
         );
         check(
             "wine",

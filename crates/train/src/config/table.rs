@@ -243,10 +243,10 @@ macro_rules! settings {
 // One declaration per setting.
 settings! {
     task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "images", "lm"]),
-        "Task: built-in digits, an MNIST-format IDX folder, a table as CSV or JSON lines, a folder of images for each class, or a language model")
+        "Task: built-in digits, an MNIST-format IDX folder, a table as CSV, JSON lines or Parquet, a folder of images for each class, or a language model")
         .derived("digits, or guessed from --data").fixed(SAMPLES).built_in();
     data: Option<PathBuf> = row(TASK, Kind::Path,
-        "Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson), an image folder, or a text file or folder")
+        "Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson, .parquet), an image folder, or a text file or folder")
         .local().fixed(SAMPLES)
         .also(&["dataset"]).built_in();
     held_out: f64 = row(TASK, Kind::Number { min: 0.0, max: 0.99 },

@@ -1,4 +1,4 @@
-//! Labelled data sets, in memory or in files of images, split into training and held-out samples.
+//! Labelled data sets, in memory or in files, split into training and held-out samples.
 
 pub mod digits;
 mod draws;
@@ -21,8 +21,9 @@ pub(crate) use error::DataProblem;
 use images::Images;
 pub use mixup::Mixup;
 pub use open::{open, open_as};
+use table::StoredRows;
 
-/// Maximum number of values in a file: 2 GiB as `f32`. Every rank holds the whole data set.
+/// Maximum number of values that every rank holds in memory: 2 GiB as `f32`.
 pub const VALUES_MAX: u64 = 1 << 29;
 
 /// Maximum number of classes.
@@ -68,6 +69,8 @@ pub enum Values {
     ///
     /// *Shape*: `len` samples of `features.count()` values, one sample after another.
     Memory(Vec<f32>),
+    /// Of a table that is too large for that: its rows, scaled when they are read.
+    Table(StoredRows),
     /// In the files of images, decoded when they are read.
     Images(Images),
 }
@@ -227,7 +230,7 @@ impl Dataset {
 
     /// Writes the values of sample `index`, as it is in an epoch of training if there is one.
     ///
-    /// *Errors*: the file of an image that cannot be read.
+    /// *Errors*: the file of an image, or the temporary file of a table, that cannot be read.
     ///
     /// # Panics
     ///
@@ -240,6 +243,7 @@ impl Dataset {
     ) -> Result<(), DataError> {
         match &self.values {
             Values::Memory(_) => values.copy_from_slice(self.sample(index)),
+            Values::Table(rows) => rows.read(index, values)?,
             Values::Images(images) => {
                 let class = self.labels.classes()[index] as usize;
                 let class = &self.schema.target.classes()[class];
@@ -251,8 +255,8 @@ impl Dataset {
 
     /// The same samples to train on, and all of `other`, a table that was read with the schema of this one, held out.
     fn and_held_out(mut self, other: Self) -> Self {
-        if let (Values::Memory(values), Values::Memory(others)) = (&mut self.values, other.values) {
-            values.extend(others);
+        if let (Values::Table(rows), Values::Table(others)) = (&mut self.values, other.values) {
+            rows.extend(others);
         }
         let trained = self.labels.len();
         self.labels = self.labels.and(other.labels);

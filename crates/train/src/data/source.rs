@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
 use super::DataProblem;
 use super::error::similar;
 
-/// Maximum uncompressed size: a small gzip file can unpack to any size.
+/// Maximum uncompressed size, unless there is a limit to each of the parts: a small gzip file can unpack to any size.
 const BYTES_MAX: u64 = 8 << 30;
 
 /// The first bytes of every gzip file.
@@ -17,6 +17,7 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// A reader that knows its file and position.
 pub(super) struct Source {
+    path: PathBuf,
     reader: Box<dyn Read>,
     gzip: bool,
     read: u64,
@@ -38,11 +39,28 @@ impl Source {
             Box::new(file)
         };
         Ok(Self {
+            path: path.to_owned(),
             reader,
             gzip,
             read: 0,
             bytes_max: BYTES_MAX,
         })
+    }
+
+    /// The file itself, for a format that is not read from the first byte to the last.
+    ///
+    /// *Errors*: it is compressed.
+    pub(super) fn into_file(self) -> Result<File, DataProblem> {
+        match self.gzip {
+            true => Err(DataProblem::new("a Parquet file in gzip")
+                .with_hint("unpack it with `gunzip`; Parquet is compressed within")),
+            false => File::open(self.path).map_err(|error| DataProblem::io(&error)),
+        }
+    }
+
+    /// Sets the limit of bytes anew, to so many from here on.
+    pub(super) fn allow(&mut self, bytes: u64) {
+        self.bytes_max = self.read + bytes;
     }
 
     /// Reads up to `expected` bytes, the number in a complete file.

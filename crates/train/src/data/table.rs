@@ -1,4 +1,4 @@
-//! A table: columns of numbers and of words, and one with the label, from CSV or JSON lines.
+//! A table: columns of numbers and of words, and one with the label, from CSV, JSON lines or Parquet.
 //!
 //! ```text
 //! age,city,label          {"age": 31, "city": "Seoul", "label": "yes"}
@@ -9,7 +9,10 @@
 mod columns;
 mod json;
 mod labels;
+mod parquet;
 mod rows;
+mod spool;
+mod stored;
 mod texts;
 
 use std::path::{Path, PathBuf};
@@ -17,20 +20,22 @@ use std::path::{Path, PathBuf};
 use super::error::{list, nearest, quote};
 use super::{
     Column, DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target,
-    VALUES_MAX, Values,
+    Values,
 };
 use crate::config::{BadSamples, MissingValues, Objective, TrainConfig};
 use crate::report::plural;
-use columns::{Cells, Feature, Words, encoded, moments};
+use columns::{Cells, Encoder, Feature, Words, encode, encoders, moments, too_far};
 use labels::{Label, LabelColumn, Texts};
 use rows::{Cell, Row, Rows};
+use spool::Spool;
+pub use stored::StoredRows;
 pub(crate) use texts::TextColumn;
 
 /// The default label column.
 const LABEL_COLUMN: &str = "label";
 
 /// Endings of files that are tables, with or without a final `.gz`.
-const ENDINGS: [&str; 4] = [".csv", ".tsv", ".jsonl", ".ndjson"];
+const ENDINGS: [&str; 5] = [".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"];
 
 /// Whether a file is called as tables are.
 pub(crate) fn is_table(path: &Path) -> bool {
@@ -40,10 +45,19 @@ pub(crate) fn is_table(path: &Path) -> bool {
     ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
+/// Bytes of a table that are held in memory: while it is read, 8 for each cell; then 4 for each value.
+const MEMORY_BYTES: usize = 256 << 20;
+
+/// Maximum number of rows. Labels and the order of samples are in memory.
+const ROWS_MAX: usize = 1 << 31;
+
+/// Maximum number of values of a row.
+const WIDTH_MAX: usize = 1 << 22;
+
 /// The file to read, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableOptions {
-    /// The file, plain or gzip: CSV whose first line names the columns, or JSON lines.
+    /// The file: CSV whose first line names the columns or JSON lines, plain or gzip, or Parquet.
     pub path: PathBuf,
     /// Another such file, all of which is held out.
     pub test_data: Option<PathBuf>,
@@ -63,6 +77,8 @@ pub struct TableOptions {
     pub missing_values: MissingValues,
     /// Lines that cannot be used.
     pub bad_samples: BadSamples,
+    /// Bytes of cells or values that may be in memory; a larger table is in a temporary file.
+    pub memory: usize,
 }
 
 impl TableOptions {
@@ -79,6 +95,7 @@ impl TableOptions {
             separator: config.separator.as_deref().and_then(separator_named),
             missing_values: config.missing_values,
             bad_samples: config.bad_samples,
+            memory: MEMORY_BYTES,
         }
     }
 
@@ -150,76 +167,90 @@ pub fn separator_named(text: &str) -> Option<u8> {
 ///
 /// *Numerics*: cells are read as `f64`. Each column of numbers is standardised by its mean and standard deviation over the training rows
 /// in order, in `f64`, so every rank gets the same bits; only the result is rounded to `f32`.
-/// *Cost*: 8 bytes a cell while reading, 4 for each value afterwards.
+/// *Cost*: 8 bytes a cell while reading, 4 for each value afterwards. What is more than [`TableOptions::memory`] is not in memory: the cells are in
+///   a temporary file without a name, and become values when a sample is read.
 /// *Errors*: name the line, the column and the text. Infinities, numbers among words and words among numbers are refused, as are lines
 ///   with too many or too few cells. Spaces around a cell do not count.
 pub fn load(options: &TableOptions) -> Result<Dataset, DataError> {
-    let dataset = read(options).map_err(|problem| problem.of(&options.path))?;
-    match &options.test_data {
-        None => Ok(dataset),
-        Some(path) => {
-            let options = TableOptions {
-                path: path.clone(),
-                ..options.clone()
-            };
-            let test = load_as(&options, &dataset.schema)?;
-            if test.split.held_out.is_empty() {
-                return Err(DataProblem::new("no row to evaluate on").of(path));
-            }
-            Ok(dataset.and_held_out(test))
+    let mut dataset = read(options).map_err(|problem| problem.of(&options.path))?;
+    if let Some(path) = &options.test_data {
+        let options = TableOptions {
+            path: path.clone(),
+            ..options.clone()
+        };
+        let test = read_as(&options, &dataset.schema).map_err(|problem| problem.of(path))?;
+        if test.split.held_out.is_empty() {
+            return Err(DataProblem::new("no row to evaluate on").of(path));
         }
+        dataset = dataset.and_held_out(test);
     }
+    dataset.in_memory_up_to(options.memory)
+}
+
+/// The rows of a file, all held out, as a model with this schema reads them.
+///
+/// *Errors*: as [`load`]; the file lacks a column of the schema; a label is not among its classes.
+pub fn load_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataError> {
+    let dataset = read_as(options, schema).map_err(|problem| problem.of(&options.path))?;
+    dataset.in_memory_up_to(options.memory)
 }
 
 fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
-    let mut rows = Rows::open(&options.path, options.separator, None)?;
-    if rows.has_header() {
-        options.check_names(rows.names())?;
+    let mut lines = Rows::open(&options.path, options.separator, None)?;
+    if lines.has_header() {
+        options.check_names(lines.names())?;
     }
-    let mut table = Table::new(options, &rows)?;
-    table.read(&mut rows, options)?;
-    if !rows.has_header() {
-        options.check_names(rows.names())?;
+    let mut table = Table::new(options, &lines)?;
+    let rows = table.read(&mut lines, options)?;
+    if !lines.has_header() {
+        options.check_names(lines.names())?;
     }
     if table.features.is_empty() {
         let label = quote(options.label_column());
         let problem = format!("no column besides the label {label:?}");
         return Err(DataProblem::new(problem));
     }
-    let len = table.rows;
     let split = match options.test_data {
-        Some(_) => Split::first(len, len),
-        None => Split::random(len, options.held_out),
+        Some(_) => Split::first(rows.len(), rows.len()),
+        None => Split::random(rows.len(), options.held_out),
     };
     let needed = 1 + usize::from(options.test_data.is_none() && options.held_out > 0.0);
-    if len < needed {
-        return Err(table.too_few(needed));
+    if rows.len() < needed {
+        return Err(table.too_few(rows.len(), needed));
     }
+    table.learn(&rows, &split.train)?;
     let suspects = table.features.iter();
-    let suspects = suspects.filter_map(|column| column.warning(&split.train));
+    let suspects = suspects.filter_map(|column| column.warning(split.train.len()));
     let suspects: Vec<String> = suspects.collect();
     let (mut columns, mut mean, mut deviation) = (Vec::new(), Vec::new(), Vec::new());
     for feature in &mut table.features {
-        let (column, scales) = feature.learn(&split.train)?;
+        let (column, scales) = feature.learned()?;
         columns.push(column);
         mean.extend(scales.iter().map(|(mean, _)| *mean));
         deviation.extend(scales.iter().map(|(_, deviation)| *deviation));
     }
+    let count = mean.len();
+    if count > WIDTH_MAX {
+        let (count, max) = (count as u64, WIDTH_MAX as u64);
+        return Err(DataProblem::too_large("values in a row", count, max).with_hint(
+            "a column of words has a value for each category: leave some out with --drop-columns",
+        ));
+    }
     let warnings = [suspects, table.warnings(&options.path)].concat();
     let scaling = Scaling::Standardised { mean, deviation };
-    let values = encoded(&table.features, &columns, &scaling, len)?.map_err(|column| {
-        DataProblem::new(format!(
+    let encoders = encoders(&table.features, &columns, &scaling);
+    if let Some(column) = too_far(&table.features, &encoders) {
+        return Err(DataProblem::new(format!(
             "column {column:?} cannot be standardised: a held-out value is too far from the others"
-        ))
-    })?;
+        )));
+    }
     let (target, labels) = match table.labels {
         LabelColumn::Texts(texts) => {
             let (classes, labels) = texts.classes();
             (Target::Classes(classes), Labels::Classes(labels))
         }
         LabelColumn::Numbers(numbers) => {
-            let train: Vec<f64> = split.train.iter().map(|row| numbers[*row]).collect();
-            let (mean, deviation) = moments(&train);
+            let (mean, deviation) = moments(split.train.iter().map(|row| numbers[*row]));
             let target = Target::Number { mean, deviation };
             let labels = standardised(&target, &numbers, options.label_column())?;
             (target, labels)
@@ -229,18 +260,47 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
     Ok(Dataset {
         name: name(&options.path),
         schema: Schema {
-            features: Features::Flat {
-                count: columns.iter().map(Column::width).sum(),
-            },
+            features: Features::Flat { count },
             columns,
             scaling,
             target,
         },
-        values: Values::Memory(values),
+        values: Values::Table(StoredRows::new(&options.path, rows, encoders)),
         labels,
         class_weights: None,
         mixup: None,
         split,
+        warnings,
+    })
+}
+
+fn read_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataProblem> {
+    let mut lines = Rows::open(&options.path, options.separator, None)?;
+    let mut table = Table::of_model(schema, &lines, options.missing_values)?;
+    table.label = Some(label_of(options, &lines)?);
+    table.labels = match &schema.target {
+        Target::Classes(classes) => LabelColumn::known(classes),
+        Target::Number { .. } => LabelColumn::Numbers(Vec::new()),
+    };
+    let rows = table.read(&mut lines, options)?;
+    let warnings = table.warnings(&options.path);
+    let encoders = table.encoders(schema);
+    table.check_range(&encoders)?;
+    let labels = match table.labels {
+        LabelColumn::Known(_, labels) => Labels::Classes(labels),
+        LabelColumn::Numbers(numbers) => {
+            standardised(&schema.target, &numbers, options.label_column())?
+        }
+        LabelColumn::None | LabelColumn::Texts(_) => unreachable!("of a model"),
+    };
+    Ok(Dataset {
+        name: name(&options.path),
+        schema: schema.clone(),
+        split: Split::all_held_out(rows.len()),
+        values: Values::Table(StoredRows::new(&options.path, rows, encoders)),
+        labels,
+        class_weights: None,
+        mixup: None,
         warnings,
     })
 }
@@ -267,50 +327,14 @@ fn standardised(target: &Target, numbers: &[f64], column: &str) -> Result<Labels
     }
 }
 
-/// The rows of a file, all held out, as a model with this schema reads them.
-///
-/// *Errors*: as [`load`]; the file lacks a column of the schema; a label is not among its classes.
-pub fn load_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataError> {
-    let read = || {
-        let mut rows = Rows::open(&options.path, options.separator, None)?;
-        let mut table = Table::of_model(schema, &rows, options.missing_values)?;
-        table.label = Some(label_of(options, &rows)?);
-        table.labels = match &schema.target {
-            Target::Classes(classes) => LabelColumn::known(classes),
-            Target::Number { .. } => LabelColumn::Numbers(Vec::new()),
-        };
-        table.read(&mut rows, options)?;
-        let warnings = table.warnings(&options.path);
-        let values = table.values(schema)?;
-        let labels = match table.labels {
-            LabelColumn::Known(_, labels) => Labels::Classes(labels),
-            LabelColumn::Numbers(numbers) => {
-                standardised(&schema.target, &numbers, options.label_column())?
-            }
-            LabelColumn::None | LabelColumn::Texts(_) => unreachable!("of a model"),
-        };
-        Ok(Dataset {
-            name: name(&options.path),
-            schema: schema.clone(),
-            values: Values::Memory(values),
-            labels,
-            class_weights: None,
-            mixup: None,
-            split: Split::all_held_out(table.rows),
-            warnings,
-        })
-    };
-    read().map_err(|problem: DataProblem| problem.of(&options.path))
-}
-
 /// The samples of a file without labels, one by one, as a model reads them. Other columns do not matter.
 pub struct Unlabelled {
     options: TableOptions,
-    schema: Schema,
+    /// Values of a row.
+    width: usize,
     rows: Rows,
     table: Table,
-    /// Words that are no category of the model, and the first of them, by column.
-    unseen: Vec<Option<(u64, String)>>,
+    encoders: Vec<Encoder>,
 }
 
 impl Unlabelled {
@@ -326,9 +350,9 @@ impl Unlabelled {
         let (rows, table) = open().map_err(|problem: DataProblem| problem.of(&options.path))?;
         Ok(Self {
             options: options.clone(),
-            schema: schema.clone(),
+            width: schema.features.count(),
+            encoders: table.encoders(schema),
             rows,
-            unseen: vec![None; table.features.len()],
             table,
         })
     }
@@ -337,15 +361,11 @@ impl Unlabelled {
         let Some(row) = self.rows.next()?.transpose()? else {
             return Ok(false);
         };
-        self.table.take(&row, &self.rows, &self.options)??;
-        values.extend(self.table.values(&self.schema)?);
-        for (all, feature) in self.unseen.iter_mut().zip(&mut self.table.features) {
-            if let Some((count, word)) = feature.unseen() {
-                all.get_or_insert((0, word)).0 += count;
-            }
-            feature.clear();
-        }
-        self.table.rows = 0;
+        let cells = self.table.take(&row, &self.rows, &self.options)??;
+        self.table.check_range(&self.encoders)?;
+        let start = values.len();
+        values.resize(start + self.width, 0.0);
+        encode(&self.encoders, &cells, &mut values[start..]);
         Ok(true)
     }
 
@@ -359,10 +379,7 @@ impl Unlabelled {
 
     /// Signs that the rows so far are not like those that the model was trained on.
     pub fn warnings(&self) -> Vec<String> {
-        let columns = self.table.features.iter().zip(&self.unseen);
-        let columns = columns
-            .filter_map(|(feature, unseen)| warning(&self.options.path, feature, unseen.clone()));
-        columns.collect()
+        self.table.warnings(&self.options.path)
     }
 }
 
@@ -398,13 +415,12 @@ fn column_of(rows: &Rows, wanted: &str, held: &str, option: &str) -> Result<usiz
     })
 }
 
-/// The rows of a file that were read.
+/// The columns of a file, as far as it was read.
 struct Table {
     features: Vec<Feature>,
     /// Where the label is, if it is read.
     label: Option<usize>,
     labels: LabelColumn,
-    rows: usize,
     /// Columns of the file that were looked at; JSON lines may have further ones.
     looked_at: usize,
     /// Whether further columns are features.
@@ -412,9 +428,9 @@ struct Table {
     skipped: Skipped,
 }
 
-/// Lines that were left out.
-#[derive(Default)]
+/// Lines, or rows of Parquet, that were left out.
 struct Skipped {
+    unit: &'static str,
     count: u64,
     first: Option<DataProblem>,
 }
@@ -434,10 +450,22 @@ impl Skipped {
         }
     }
 
+    fn new(rows: &Rows) -> Self {
+        Self {
+            unit: rows.unit(),
+            count: 0,
+            first: None,
+        }
+    }
+
+    /// How many, in words.
+    fn lines(&self) -> String {
+        plural(self.count, &format!("bad {}", self.unit))
+    }
+
     fn warning(&self, path: &Path) -> Option<String> {
         let (first, path) = (self.first.as_ref()?, path.display());
-        let lines = plural(self.count, "bad line");
-        let first = first.message();
+        let (lines, first) = (self.lines(), first.message());
         Some(match self.count {
             1 => format!("{path}: {lines} is left out: {first}"),
             _ => format!("{path}: {lines} are left out, the first is {first}"),
@@ -455,12 +483,11 @@ impl Table {
                 Objective::Classification => LabelColumn::Texts(Texts::default()),
                 Objective::Regression => LabelColumn::Numbers(Vec::new()),
             },
-            rows: 0,
             looked_at: 0,
             is_open: true,
-            skipped: Skipped::default(),
+            skipped: Skipped::new(rows),
         };
-        table.add_features(options, rows.names())?;
+        table.add_features(options, rows.names());
         Ok(table)
     }
 
@@ -490,57 +517,70 @@ impl Table {
             features: features.collect::<Result<_, _>>()?,
             label: None,
             labels: LabelColumn::None,
-            rows: 0,
             looked_at: names.len(),
             is_open: false,
-            skipped: Skipped::default(),
+            skipped: Skipped::new(rows),
         })
     }
 
     /// Makes columns that were not looked at yet features.
-    ///
-    /// *Errors*: too many categories.
-    fn add_features(
-        &mut self,
-        options: &TableOptions,
-        names: &[String],
-    ) -> Result<(), DataProblem> {
+    fn add_features(&mut self, options: &TableOptions, names: &[String]) {
         for (at, name) in names.iter().enumerate().skip(self.looked_at) {
             if Some(at) == self.label || options.drop_columns.contains(name) {
                 continue;
             }
-            let mut feature = Feature {
+            self.features.push(Feature {
                 name: name.clone(),
                 at: Some(at),
                 cells: match options.categorical.contains(name) {
                     true => Cells::Words(Words::with_numbers()),
-                    false => Cells::Missing(0),
+                    false => Cells::Missing,
                 },
-            };
-            (0..self.rows).try_for_each(|_| feature.push(Cell::Missing))?;
-            self.features.push(feature);
+            });
         }
         self.looked_at = names.len();
-        Ok(())
     }
 
     /// Reads all rows, and leaves out bad ones if that is wished.
     ///
     /// *Errors*: a file that cannot be read to its end; otherwise a bad row.
-    fn read(&mut self, rows: &mut Rows, options: &TableOptions) -> Result<(), DataProblem> {
+    fn read(&mut self, rows: &mut Rows, options: &TableOptions) -> Result<Spool, DataProblem> {
+        let mut spool = Spool::new(options.memory);
         while let Some(row) = rows.next()? {
             let taken = match row {
                 Ok(row) => self.take(&row, rows, options)?,
                 Err(problem) => Err(problem),
             };
-            if let Err(problem) = taken {
-                self.skipped.add(problem, options.bad_samples)?;
+            match taken {
+                Ok(cells) if spool.len() < ROWS_MAX => spool.push(&cells)?,
+                Ok(_) => {
+                    let (rows, max) = (ROWS_MAX as u64 + 1, ROWS_MAX as u64);
+                    return Err(DataProblem::too_large("rows", rows, max));
+                }
+                Err(problem) => self.skipped.add(problem, options.bad_samples)?,
             }
+        }
+        Ok(spool)
+    }
+
+    /// Learns from all rows, of which `train` are for training, in ascending order.
+    fn learn(&mut self, rows: &Spool, train: &[usize]) -> Result<(), DataProblem> {
+        let (mut cells, mut trained) = (Vec::new(), train.iter().peekable());
+        for row in 0..rows.len() {
+            rows.read(row, &mut cells)?;
+            let is_trained = trained.next_if(|next| **next == row).is_some();
+            let columns = self.features.iter_mut().zip(&cells);
+            columns.for_each(|(feature, cell)| feature.learn(*cell, is_trained));
+        }
+        for row in train {
+            rows.read(*row, &mut cells)?;
+            let columns = self.features.iter_mut().zip(&cells);
+            columns.for_each(|(feature, cell)| feature.learn_deviation(*cell));
         }
         Ok(())
     }
 
-    /// Takes a row whole, or says why it is bad.
+    /// Takes a row whole and returns the numbers that stand for its cells, or says why it is bad.
     ///
     /// *Errors*: the table as a whole cannot be used.
     fn take(
@@ -548,16 +588,17 @@ impl Table {
         row: &Row,
         rows: &Rows,
         options: &TableOptions,
-    ) -> Result<Result<(), DataProblem>, DataProblem> {
+    ) -> Result<Result<Vec<f64>, DataProblem>, DataProblem> {
         let label = self.label.map(|at| Label {
-            line: row.line,
+            place: row.place,
             column: &rows.names()[at],
             text: row.text(at),
         });
         let check = |table: &Self| {
             let missing = options.missing_values;
             let mut features = table.features.iter();
-            features.try_for_each(|feature| feature.check(row.line, feature.cell(row), missing))?;
+            features
+                .try_for_each(|feature| feature.check(row.place, feature.cell(row), missing))?;
             label
                 .as_ref()
                 .map_or(Ok(()), |label| table.labels.check(label))
@@ -567,25 +608,18 @@ impl Table {
         }
         // Only a row that is good so far makes its new keys columns.
         if self.looked_at != rows.names().len() {
-            let looked = self.look_at_new(row, rows.names(), options)?;
+            let looked = self.look_at_new(row, rows.names(), options);
             if let Err(problem) = looked.and_then(|()| check(self)) {
                 return Ok(Err(problem));
             }
         }
-        let cells = self.features.iter().map(|feature| feature.cell(row));
-        let cells: Vec<Cell<'_>> = cells.collect();
-        let count = (self.rows as u64 + 1) * self.features.len() as u64;
-        if count > VALUES_MAX {
-            return Err(DataProblem::too_large("values", count, VALUES_MAX));
-        }
-        for (feature, cell) in self.features.iter_mut().zip(cells) {
-            feature.push(cell)?;
-        }
+        let features = self.features.iter_mut();
+        let cells = features.map(|feature| feature.push(feature.cell(row)));
+        let cells = cells.collect::<Result<_, _>>()?;
         if let Some(label) = &label {
             self.labels.push(label)?;
         }
-        self.rows += 1;
-        Ok(Ok(()))
+        Ok(Ok(cells))
     }
 
     /// Takes keys of JSON lines that no row before had.
@@ -594,7 +628,7 @@ impl Table {
         row: &Row,
         names: &[String],
         options: &TableOptions,
-    ) -> Result<Result<(), DataProblem>, DataProblem> {
+    ) -> Result<(), DataProblem> {
         if !self.is_open {
             for feature in self
                 .features
@@ -604,48 +638,54 @@ impl Table {
                 feature.at = names.iter().position(|name| *name == feature.name);
             }
             self.looked_at = names.len();
-            return Ok(Ok(()));
+            return Ok(());
         }
         if options.missing_values == MissingValues::Fill {
-            return Ok(Ok(self.add_features(options, names)?));
+            self.add_features(options, names);
+            return Ok(());
         }
         let is_new = |at: &usize| {
             !matches!(row.cell(*at), Cell::Missing) && !options.drop_columns.contains(&names[*at])
         };
-        Ok(match (self.looked_at..names.len()).find(is_new) {
+        match (self.looked_at..names.len()).find(is_new) {
             None => Ok(()),
             Some(at) => {
-                let (line, name) = (row.line, quote(&names[at]));
+                let (place, name) = (row.place, quote(&names[at]));
                 Err(DataProblem::new(format!(
-                    "line {line}: key {name:?} is not in the first object"
+                    "{place}: key {name:?} is not in the first object"
                 ))
                 .with_hint(
                     "--missing-values fill takes keys that are missing elsewhere; --drop-columns leaves them out",
                 ))
             }
-        })
+        }
     }
 
-    /// The values of all rows for a model.
-    fn values(&self, schema: &Schema) -> Result<Vec<f32>, DataProblem> {
-        let encoded = encoded(&self.features, &schema.columns, &schema.scaling, self.rows)?;
-        encoded.map_err(|column| {
-            DataProblem::new(format!(
+    /// How the cells become values of a model.
+    fn encoders(&self, schema: &Schema) -> Vec<Encoder> {
+        encoders(&self.features, &schema.columns, &schema.scaling)
+    }
+
+    /// *Errors*: a number so far is too far from those that the model was trained on.
+    fn check_range(&self, encoders: &[Encoder]) -> Result<(), DataProblem> {
+        match too_far(&self.features, encoders) {
+            None => Ok(()),
+            Some(column) => Err(DataProblem::new(format!(
                 "column {column:?} has a value too far from those that the model was trained on"
-            ))
-        })
+            ))),
+        }
     }
 
     /// Signs that the rows are not what the user intended.
     fn warnings(&self, path: &Path) -> Vec<String> {
         let skipped = self.skipped.warning(path).into_iter();
         let features = self.features.iter();
-        let of_features = features.filter_map(|feature| warning(path, feature, feature.unseen()));
+        let of_features = features.filter_map(|feature| warning(path, feature));
         skipped.chain(of_features).collect()
     }
 
-    fn too_few(&self, needed: usize) -> DataProblem {
-        let samples = plural(self.rows as u64, "sample");
+    fn too_few(&self, rows: usize, needed: usize) -> DataProblem {
+        let samples = plural(rows as u64, "sample");
         let why = match needed {
             1 => "at least 1 is needed to train on",
             _ => "at least 2 are needed: one to train on, one to hold out",
@@ -654,7 +694,7 @@ impl Table {
         match &self.skipped.first {
             None => problem,
             Some(first) => {
-                let lines = plural(self.skipped.count, "bad line");
+                let lines = self.skipped.lines();
                 problem.with_hint(format!("{lines} left out, the first: {}", first.message()))
             }
         }
@@ -662,15 +702,15 @@ impl Table {
 }
 
 /// A sign that rows do not fit what a model has learned of a column: how many words are no category, and one of them, or no value at all.
-fn warning(path: &Path, feature: &Feature, unseen: Option<(u64, String)>) -> Option<String> {
+fn warning(path: &Path, feature: &Feature) -> Option<String> {
     let (path, column) = (path.display(), quote(&feature.name));
     if feature.at.is_none() {
         return Some(format!(
             "{path}: no row has a value in column {column:?}, which the model was trained on"
         ));
     }
-    let (count, first) = unseen?;
-    let rows = plural(count, "row");
+    let (count, first) = feature.unseen()?;
+    let rows = plural(*count, "row");
     Some(format!(
         "{path}: {rows} with a word in column {column:?} that no training row has, such as {first:?}: it counts as no category"
     ))

@@ -233,7 +233,7 @@ fn a_task_and_its_data_must_fit() {
     );
     refused(
         &[("data", "notes.txt")],
-        "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not called .csv, .tsv, .jsonl or .ndjson\n\
+        "cannot tell the task from `data` /home/ada/notes.txt (flag --data): it is a file, but not called .csv, .tsv, .jsonl, .ndjson or .parquet\n\
          hint: name the task: --task idx, csv, images or lm",
     );
 }

@@ -166,7 +166,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     check(
         "data = [\n  \"a\",\n]",
         "invalid value `[` for `data` (file train.toml:1): expected a path\n\
-         hint: `data`: Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson), an image folder, or a text file or folder [default: none]",
+         hint: `data`: Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson, .parquet), an image folder, or a text file or folder [default: none]",
     );
     check(
         "seed = true",

@@ -1,11 +1,11 @@
 //! The columns of a table while its rows are read, and the values that a model gets of them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use super::rows::{Cell, Row};
+use super::rows::{Cell, Place, Row};
 use crate::config::MissingValues;
 use crate::data::error::quote;
-use crate::data::{Column, DataProblem, Scaling, VALUES_MAX};
+use crate::data::{Column, DataProblem, Scaling};
 use crate::report::plural;
 
 /// Maximum number of categories of a column.
@@ -17,7 +17,7 @@ const UNSEEN: u32 = u32::MAX;
 /// Training rows from which on a column that has a value of its own in almost each is called an identifier.
 const MANY_ROWS: usize = 20;
 
-/// A column of features, as far as it was read.
+/// A column of features, as far as it was read. Its cells become numbers: words their codes, and `NaN` where there is none.
 pub(super) struct Feature {
     pub(super) name: String,
     /// Its place among the columns of the file; `None` if that has none of this name.
@@ -25,55 +25,101 @@ pub(super) struct Feature {
     pub(super) cells: Cells,
 }
 
-/// The cells of a column.
+/// What is known of the cells of a column.
 pub(super) enum Cells {
     /// None has a value yet.
-    Missing(usize),
-    /// Numbers, `NaN` where there is none.
-    Numbers(Vec<f64>),
+    Missing,
+    Numbers(Numbers),
     Words(Words),
+}
+
+/// The numbers of a column.
+pub(super) struct Numbers {
+    /// The lowest and the highest; `NaN` if there is none.
+    range: [f64; 2],
+    /// That of the last row, and whether each row so far has the number after that of the row before.
+    last: Option<f64>,
+    are_counted: bool,
+    /// Those of the training rows.
+    spread: Spread,
 }
 
 /// The words of a column, each different one once.
 #[derive(Default)]
 pub(super) struct Words {
     codes: HashMap<String, u32>,
-    rows: Vec<u32>,
-    /// A word that is no category, if the categories are those of a model.
-    unseen: Option<String>,
-    /// Whether they are.
+    /// In how many training rows and in how many others each code is.
+    counts: Vec<[u64; 2]>,
+    /// The category of each code, or `UNSEEN`.
+    categories: Vec<u32>,
+    /// How often a word was no category, and one of them.
+    unseen: Option<(u64, String)>,
+    /// Whether the categories are those of a model.
     is_closed: bool,
     /// Whether numbers are words too.
     takes_numbers: bool,
 }
 
+impl Default for Numbers {
+    fn default() -> Self {
+        Self {
+            range: [f64::NAN; 2],
+            last: None,
+            are_counted: true,
+            spread: Spread::default(),
+        }
+    }
+}
+
+impl Numbers {
+    fn push(&mut self, number: f64) -> f64 {
+        let [lowest, highest] = self.range;
+        self.range = [lowest.min(number), highest.max(number)];
+        self.are_counted &= self.last.is_none_or(|last| number - last == 1.0);
+        self.last = Some(number);
+        number
+    }
+}
+
 impl Words {
+    /// Those of a column whose categories are not known yet. A missing one is the empty word.
+    fn open() -> Self {
+        Self {
+            codes: HashMap::from([(String::new(), 0)]),
+            ..Self::default()
+        }
+    }
+
     /// Those of a column that may begin with numbers.
     pub(super) fn with_numbers() -> Self {
         Self {
             takes_numbers: true,
-            ..Self::default()
+            ..Self::open()
         }
     }
 
     fn of_model(categories: &[String]) -> Self {
         Self {
             codes: categories.iter().cloned().zip(0..).collect(),
+            categories: (0..categories.len() as u32).collect(),
             is_closed: true,
             takes_numbers: true,
             ..Self::default()
         }
     }
 
+    /// The code of a word.
+    ///
     /// *Errors*: too many categories.
-    fn push(&mut self, word: &str, name: &str) -> Result<(), DataProblem> {
+    fn push(&mut self, word: &str, name: &str) -> Result<f64, DataProblem> {
         let code = match self.codes.get(word) {
             Some(code) => *code,
             None if self.is_closed => {
-                self.unseen.get_or_insert_with(|| quote(word));
+                let unseen = self.unseen.get_or_insert_with(|| (0, quote(word)));
+                unseen.0 += 1;
                 UNSEEN
             }
-            None if self.codes.len() == CATEGORIES_MAX => {
+            None if self.codes.len() > CATEGORIES_MAX => {
                 let name = quote(name);
                 let problem =
                     format!("column {name:?} has more than {CATEGORIES_MAX} different words");
@@ -86,23 +132,42 @@ impl Words {
                 code
             }
         };
-        self.rows.push(code);
-        Ok(())
+        Ok(code.into())
     }
 
-    /// Makes the words of these rows, sorted, the categories.
-    fn close(&mut self, rows: &[usize]) -> Vec<String> {
-        let used: BTreeSet<u32> = rows.iter().map(|row| self.rows[*row]).collect();
-        let (known, others): (Vec<_>, Vec<_>) = std::mem::take(&mut self.codes)
-            .into_iter()
-            .partition(|(_, code)| used.contains(code));
-        let mut known: Vec<(String, u32)> = known;
-        known.sort_unstable();
-        self.unseen = others.into_iter().map(|(word, _)| quote(&word)).min();
-        let new: HashMap<u32, u32> = known.iter().map(|(_, code)| *code).zip(0..).collect();
-        let renumber = |code: &mut u32| *code = new.get(code).copied().unwrap_or(UNSEEN);
-        self.rows.iter_mut().for_each(renumber);
-        known.into_iter().map(|(word, _)| word).collect()
+    /// Counts a cell of a training row or of another one.
+    fn count(&mut self, cell: f64, is_trained: bool) {
+        self.counts.resize(self.codes.len(), [0; 2]);
+        let code = if cell.is_nan() { 0 } else { cell as usize };
+        self.counts[code][usize::from(!is_trained)] += 1;
+    }
+
+    /// How many different ones the training rows have.
+    fn different(&self) -> usize {
+        self.counts
+            .iter()
+            .filter(|[trained, _]| *trained > 0)
+            .count()
+    }
+
+    /// Makes the words of the training rows, sorted, the categories.
+    fn close(&mut self) -> Vec<String> {
+        let mut words: Vec<(&String, u32)> =
+            self.codes.iter().map(|(w, code)| (w, *code)).collect();
+        words.sort_unstable();
+        self.categories = vec![UNSEEN; words.len()];
+        let mut known = Vec::new();
+        for (word, code) in words {
+            let [trained, others] = self.counts[code as usize];
+            if trained > 0 {
+                self.categories[code as usize] = known.len() as u32;
+                known.push(word.clone());
+            } else if others > 0 {
+                let unseen = self.unseen.get_or_insert_with(|| (0, quote(word)));
+                unseen.0 += others;
+            }
+        }
+        known
     }
 }
 
@@ -110,7 +175,7 @@ impl Feature {
     /// One of a model, in a file with these columns.
     pub(super) fn of_model(column: &Column, at: Option<usize>) -> Self {
         let cells = match column {
-            Column::Numbers(_) => Cells::Numbers(Vec::new()),
+            Column::Numbers(_) => Cells::Numbers(Numbers::default()),
             Column::Categories { categories, .. } => Cells::Words(Words::of_model(categories)),
         };
         Self {
@@ -128,80 +193,95 @@ impl Feature {
     /// *Errors*: a cell that does not belong in this column.
     pub(super) fn check(
         &self,
-        line: u64,
+        place: Place,
         cell: Cell<'_>,
         missing: MissingValues,
     ) -> Result<(), DataProblem> {
         match (cell, &self.cells) {
             (Cell::Missing, _) if missing == MissingValues::Error => {
                 let name = quote(&self.name);
-                let problem = format!("line {line}: no value in column {name:?}");
+                let problem = format!("{place}: no value in column {name:?}");
                 Err(DataProblem::new(problem).with_hint(MISSING))
             }
             (Cell::Number(_, text), Cells::Words(words)) if !words.takes_numbers => {
                 let (name, text) = (quote(&self.name), quote(text));
                 Err(DataProblem::new(format!(
-                    "line {line}: column {name:?} is {text:?}, a number among words"
+                    "{place}: column {name:?} is {text:?}, a number among words"
                 ))
                 .with_hint(CATEGORICAL))
             }
-            (Cell::Number(number, text), Cells::Numbers(_) | Cells::Missing(_))
+            (Cell::Number(number, text), Cells::Numbers(_) | Cells::Missing)
                 if !(number as f32).is_finite() =>
             {
-                Err(self.not_a_number(line, text))
+                Err(self.not_a_number(place, text))
             }
-            (Cell::Word(text), Cells::Numbers(_) | Cells::Missing(_))
+            (Cell::Word(text), Cells::Numbers(_) | Cells::Missing)
                 if text.replace(',', ".").parse::<f64>().is_ok() =>
             {
                 let hint = "write decimals with a point";
-                Err(self.not_a_number(line, text).with_hint(hint))
+                Err(self.not_a_number(place, text).with_hint(hint))
             }
             (Cell::Word(text), Cells::Numbers(_)) => {
-                Err(self.not_a_number(line, text).with_hint(CATEGORICAL))
+                Err(self.not_a_number(place, text).with_hint(CATEGORICAL))
+            }
+            (Cell::Opaque, _) => {
+                let name = quote(&self.name);
+                let problem = format!("{place}: column {name:?} is no number and no text");
+                let hint =
+                    "lists, structs and bytes are not read: leave it out with --drop-columns";
+                Err(DataProblem::new(problem).with_hint(hint))
             }
             _ => Ok(()),
         }
     }
 
-    fn not_a_number(&self, line: u64, text: &str) -> DataProblem {
+    fn not_a_number(&self, place: Place, text: &str) -> DataProblem {
         let (name, text) = (quote(&self.name), quote(text));
         DataProblem::new(format!(
-            "line {line}: column {name:?} is {text:?}, not a finite 32-bit number"
+            "{place}: column {name:?} is {text:?}, not a finite 32-bit number"
         ))
     }
 
-    /// Adds a cell that was [checked](Self::check).
+    /// The number that stands for a cell, which was [checked](Self::check).
     ///
     /// *Errors*: too many categories.
-    pub(super) fn push(&mut self, cell: Cell<'_>) -> Result<(), DataProblem> {
-        if let (Cells::Missing(rows), Cell::Number(..) | Cell::Word(_)) = (&self.cells, cell) {
-            let rows = *rows;
+    pub(super) fn push(&mut self, cell: Cell<'_>) -> Result<f64, DataProblem> {
+        if matches!(self.cells, Cells::Missing) {
             self.cells = match cell {
-                Cell::Word(_) => Cells::Words(Words::default()),
-                _ => Cells::Numbers(vec![f64::NAN; rows]),
+                Cell::Missing | Cell::Opaque => return Ok(f64::NAN),
+                Cell::Number(..) => Cells::Numbers(Numbers::default()),
+                Cell::Word(_) => Cells::Words(Words::open()),
             };
-            if let Cells::Words(words) = &mut self.cells {
-                (0..rows).try_for_each(|_| words.push("", &self.name))?;
-            }
         }
         match (&mut self.cells, cell) {
-            (Cells::Missing(rows), _) => *rows += 1,
-            (Cells::Numbers(rows), Cell::Number(number, _)) => rows.push(number),
-            (Cells::Numbers(rows), _) => rows.push(f64::NAN),
-            (Cells::Words(words), Cell::Missing) => words.push("", &self.name)?,
+            (Cells::Numbers(numbers), Cell::Number(number, _)) => Ok(numbers.push(number)),
             (Cells::Words(words), Cell::Number(_, word) | Cell::Word(word)) => {
-                words.push(word, &self.name)?;
+                words.push(word, &self.name)
             }
+            (Cells::Words(words), Cell::Missing | Cell::Opaque) => words.push("", &self.name),
+            (Cells::Numbers(Numbers { are_counted, .. }), _) => {
+                *are_counted = false;
+                Ok(f64::NAN)
+            }
+            (Cells::Missing, _) => unreachable!("it has a value"),
         }
-        Ok(())
     }
 
-    /// Forgets the rows, and which words were no category.
-    pub(super) fn clear(&mut self) {
+    /// Learns from the number of a cell, in the first of two passes over all rows.
+    pub(super) fn learn(&mut self, cell: f64, is_trained: bool) {
         match &mut self.cells {
-            Cells::Missing(rows) => *rows = 0,
-            Cells::Numbers(rows) => rows.clear(),
-            Cells::Words(words) => words.rows.clear(),
+            Cells::Words(words) => words.count(cell, is_trained),
+            Cells::Numbers(numbers) if is_trained && !cell.is_nan() => numbers.spread.add(cell),
+            Cells::Numbers(_) | Cells::Missing => {}
+        }
+    }
+
+    /// Learns from the number of a training row's cell, in the second pass.
+    pub(super) fn learn_deviation(&mut self, cell: f64) {
+        if let Cells::Numbers(numbers) = &mut self.cells
+            && !cell.is_nan()
+        {
+            numbers.spread.add_deviation(cell);
         }
     }
 
@@ -209,44 +289,34 @@ impl Feature {
     /// zeros, which are not scaled.
     ///
     /// *Errors*: none has a value.
-    pub(super) fn learn(&mut self, train: &[usize]) -> Result<(Column, Vec<Moments>), DataProblem> {
+    pub(super) fn learned(&mut self) -> Result<(Column, Vec<Moments>), DataProblem> {
         let name = self.name.clone();
         match &mut self.cells {
             Cells::Words(words) => {
-                let categories = words.close(train);
+                let categories = words.close();
                 let scales = vec![(0.0, 1.0); categories.len()];
                 Ok((Column::Categories { name, categories }, scales))
             }
-            Cells::Numbers(rows) => {
-                let known = train.iter().map(|row| rows[*row]);
-                let known: Vec<f64> = known.filter(|value| !value.is_nan()).collect();
-                match known.is_empty() {
-                    false => Ok((Column::Numbers(name), vec![moments(&known)])),
-                    true => Err(valueless(&name)),
-                }
+            Cells::Numbers(Numbers { spread, .. }) if spread.count > 0 => {
+                Ok((Column::Numbers(name), vec![spread.moments()]))
             }
-            Cells::Missing(_) => Err(valueless(&name)),
+            Cells::Numbers(_) | Cells::Missing => {
+                let name = quote(&name);
+                let problem = format!("column {name:?} has no value in a training row");
+                Err(DataProblem::new(problem).with_hint("leave it out with --drop-columns"))
+            }
         }
     }
 
-    /// A sign that the column is no feature but names or counts the rows.
-    pub(super) fn warning(&self, train: &[usize]) -> Option<String> {
+    /// A sign that the column is no feature but names or counts the rows, after the first pass over them.
+    pub(super) fn warning(&self, trained: usize) -> Option<String> {
         let what = match &self.cells {
-            _ if train.len() < MANY_ROWS => return None,
-            Cells::Numbers(rows) if rows.windows(2).all(|two| two[1] - two[0] == 1.0) => {
-                "counts the rows".to_owned()
-            }
-            Cells::Words(words) => {
-                let seen = train.iter().map(|row| words.rows[*row]);
-                let different = seen.collect::<BTreeSet<_>>().len();
-                let are_many = different * 2 > train.len();
-                are_many.then(|| {
-                    let rows = plural(train.len() as u64, "training row");
-                    format!(
-                        "has {} in {rows}",
-                        plural(different as u64, "different word")
-                    )
-                })?
+            _ if trained < MANY_ROWS => return None,
+            Cells::Numbers(numbers) if numbers.are_counted => "counts the rows".to_owned(),
+            Cells::Words(words) if words.different() * 2 > trained => {
+                let different = plural(words.different() as u64, "different word");
+                let rows = plural(trained as u64, "training row");
+                format!("has {different} in {rows}")
             }
             _ => return None,
         };
@@ -256,77 +326,110 @@ impl Feature {
         ))
     }
 
-    /// How many words are no category of the model, in words.
-    pub(super) fn unseen(&self) -> Option<(u64, String)> {
-        let Cells::Words(words) = &self.cells else {
-            return None;
-        };
-        let count = words.rows.iter().filter(|code| **code == UNSEEN).count() as u64;
-        let example = words.unseen.clone()?;
-        Some((count, example)).filter(|(count, _)| *count > 0)
+    /// How many words are no category of the model, and one of them.
+    pub(super) fn unseen(&self) -> Option<&(u64, String)> {
+        match &self.cells {
+            Cells::Words(words) => words.unseen.as_ref(),
+            Cells::Numbers(_) | Cells::Missing => None,
+        }
     }
 
-    /// Appends the values of a row as a model gets them.
-    ///
-    /// *Errors*: a number that is too far from those of training.
-    fn values(&self, row: usize, scales: &[Moments], to: &mut Vec<f32>) -> Result<(), ()> {
-        match &self.cells {
-            Cells::Missing(_) => to.push(0.0),
-            Cells::Numbers(rows) => {
-                let [(mean, deviation)] = scales else {
-                    unreachable!("a number has one scale");
-                };
-                let scaled = ((rows[row] - mean) / deviation) as f32;
-                match rows[row].is_nan() {
-                    // The mean.
-                    true => to.push(0.0),
-                    false if scaled.is_finite() => to.push(scaled),
-                    false => return Err(()),
-                }
-            }
-            Cells::Words(words) => {
-                let code = words.rows[row] as usize;
-                to.extend((0..scales.len()).map(|category| f32::from(category == code)));
-            }
+    /// How its cells become values, which have these scales.
+    fn encoder(&self, scales: &[Moments]) -> Encoder {
+        match (&self.cells, scales) {
+            (Cells::Words(words), _) => Encoder::Category {
+                count: scales.len(),
+                of_code: words.categories.clone(),
+                missing: words.codes.get("").copied().unwrap_or(UNSEEN),
+            },
+            (Cells::Numbers(_), [moments]) => Encoder::Number(*moments),
+            _ => unreachable!("a number has one scale, and each column of a model has values"),
         }
-        Ok(())
     }
 }
 
-/// The values of some features in `rows` rows, one row after another, or the first feature with a number that is too far from those of training.
-///
-/// *Errors*: too many values.
-pub(super) fn encoded(
-    features: &[Feature],
-    columns: &[Column],
-    scaling: &Scaling,
-    rows: usize,
-) -> Result<Result<Vec<f32>, String>, DataProblem> {
-    let Scaling::Standardised { mean, deviation } = scaling else {
-        panic!("tables are standardised, not {scaling:?}");
-    };
-    let scales: Vec<Moments> = mean
-        .iter()
-        .copied()
-        .zip(deviation.iter().copied())
-        .collect();
-    let count = rows as u64 * scales.len() as u64;
-    if count > VALUES_MAX {
-        return Err(DataProblem::too_large("values", count, VALUES_MAX)
-            .with_hint("a column of words has a value for each category: leave some out with --drop-columns"));
+/// How the number of a cell becomes values of a model.
+#[derive(Debug)]
+pub(super) enum Encoder {
+    /// Minus the mean, divided by the deviation.
+    Number(Moments),
+    /// A value for each of `count` categories.
+    Category {
+        count: usize,
+        of_code: Vec<u32>,
+        missing: u32,
+    },
+}
+
+impl Encoder {
+    fn width(&self) -> usize {
+        match self {
+            Self::Number(_) => 1,
+            Self::Category { count, .. } => *count,
+        }
     }
-    let mut values = Vec::with_capacity(count as usize);
-    for row in 0..rows {
-        let mut at = 0;
-        for (feature, column) in features.iter().zip(columns) {
-            let scales = &scales[at..at + column.width()];
-            at += column.width();
-            if feature.values(row, scales, &mut values).is_err() {
-                return Ok(Err(quote(&feature.name)));
+
+    fn encode(&self, cell: f64, values: &mut [f32]) {
+        match self {
+            // The mean.
+            Self::Number(_) if cell.is_nan() => values[0] = 0.0,
+            Self::Number((mean, deviation)) => values[0] = ((cell - mean) / deviation) as f32,
+            Self::Category {
+                of_code, missing, ..
+            } => {
+                let code = if cell.is_nan() { *missing } else { cell as u32 };
+                let category = of_code.get(code as usize).copied().unwrap_or(UNSEEN);
+                values.fill(0.0);
+                if let Some(value) = values.get_mut(category as usize) {
+                    *value = 1.0;
+                }
             }
         }
     }
-    Ok(Ok(values))
+}
+
+/// How the cells of each feature become values, which have this scaling.
+pub(super) fn encoders(
+    features: &[Feature],
+    columns: &[Column],
+    scaling: &Scaling,
+) -> Vec<Encoder> {
+    let Scaling::Standardised { mean, deviation } = scaling else {
+        panic!("tables are standardised, not {scaling:?}");
+    };
+    let mut scales = mean.iter().copied().zip(deviation.iter().copied());
+    let of = |(feature, column): (&Feature, &Column)| {
+        let scales: Vec<Moments> = scales.by_ref().take(column.width()).collect();
+        feature.encoder(&scales)
+    };
+    features.iter().zip(columns).map(of).collect()
+}
+
+/// Writes the values of a row.
+pub(super) fn encode(encoders: &[Encoder], cells: &[f64], values: &mut [f32]) {
+    let mut rest = values;
+    for (encoder, cell) in encoders.iter().zip(cells) {
+        let (values, others) = rest.split_at_mut(encoder.width());
+        encoder.encode(*cell, values);
+        rest = others;
+    }
+}
+
+/// The first feature with a number so far that is too far from those of training to be scaled.
+pub(super) fn too_far(features: &[Feature], encoders: &[Encoder]) -> Option<String> {
+    let is_too_far = |(feature, encoder): &(&Feature, &Encoder)| {
+        let Cells::Numbers(numbers) = &feature.cells else {
+            return false;
+        };
+        // Scaling keeps the order, so all numbers are finite if these are.
+        numbers.range.iter().any(|number| {
+            let mut value = [0.0];
+            encoder.encode(*number, &mut value);
+            !value[0].is_finite()
+        })
+    };
+    let found = features.iter().zip(encoders).find(is_too_far);
+    found.map(|(feature, _)| quote(&feature.name))
 }
 
 /// Advice for a cell without a value.
@@ -335,23 +438,51 @@ const MISSING: &str = "--missing-values fill takes the column's mean, or makes m
 /// Advice for numbers and words in one column.
 const CATEGORICAL: &str = "if both are categories, name the column in --categorical; leave it out with --drop-columns, or such lines with --bad-samples skip";
 
-fn valueless(name: &str) -> DataProblem {
-    let name = quote(name);
-    DataProblem::new(format!("column {name:?} has no value in a training row"))
-        .with_hint("leave it out with --drop-columns")
-}
-
 /// Mean and standard deviation.
 pub(super) type Moments = (f64, f64);
 
-/// Mean and standard deviation. For equal values they are the value and 1: a computed mean can be off by rounding, and
-/// dividing by an equally tiny deviation would amplify that.
-pub(super) fn moments(values: &[f64]) -> Moments {
-    if values.iter().all(|value| *value == values[0]) {
-        return (values[0], 1.0);
+/// Mean and standard deviation of numbers, in two passes over them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Spread {
+    count: u64,
+    first: f64,
+    differ: bool,
+    sum: f64,
+    squares: f64,
+}
+
+impl Spread {
+    fn add(&mut self, number: f64) {
+        if self.count == 0 {
+            self.first = number;
+        }
+        self.differ |= number != self.first;
+        self.count += 1;
+        self.sum += number;
     }
-    let of = |sum: f64| sum / values.len() as f64;
-    let mean = of(values.iter().sum());
-    let squares = values.iter().map(|value| (value - mean).powi(2));
-    (mean, of(squares.sum()).sqrt())
+
+    fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
+    fn add_deviation(&mut self, number: f64) {
+        self.squares += (number - self.mean()).powi(2);
+    }
+
+    /// For equal numbers they are the number and 1: a computed mean can be off by rounding, and dividing by an equally tiny deviation would
+    /// amplify that.
+    fn moments(&self) -> Moments {
+        match self.differ {
+            false => (self.first, 1.0),
+            true => (self.mean(), (self.squares / self.count as f64).sqrt()),
+        }
+    }
+}
+
+/// Mean and standard deviation of some numbers.
+pub(super) fn moments(numbers: impl Iterator<Item = f64> + Clone) -> Moments {
+    let mut spread = Spread::default();
+    numbers.clone().for_each(|number| spread.add(number));
+    numbers.for_each(|number| spread.add_deviation(number));
+    spread.moments()
 }

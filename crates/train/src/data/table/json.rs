@@ -6,18 +6,17 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use super::rows::COLUMNS_MAX;
+use super::rows::{COLUMNS_MAX, LINE_BYTES_MAX};
 use crate::data::DataProblem;
 use crate::data::error::quote;
 use crate::data::source::not_text;
-
-/// Maximum length of a line.
-const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// A value that is there, with its text.
 pub(super) enum Value {
     Number(f64, String),
     Word(String),
+    /// Neither of them: in Parquet a list, a struct or bytes.
+    Opaque,
 }
 
 pub(super) struct JsonLines<R> {
@@ -42,6 +41,10 @@ impl<R: Read> JsonLines<R> {
             columns: HashMap::new(),
             wanted: wanted.map(str::to_owned),
         }
+    }
+
+    pub(super) fn reader_mut(&mut self) -> &mut R {
+        self.reader.get_mut()
     }
 
     /// The values of the next line that is not blank, or why it is no row. Keys that have not occurred before are added to `names`.

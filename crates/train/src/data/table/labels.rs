@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::rows::is_missing;
+use super::rows::{Place, is_missing};
 use crate::data::error::{list, quote};
 use crate::data::{CLASSES_MAX, DataProblem, numbered_classes};
 
@@ -40,7 +40,7 @@ fn is_word(text: &str) -> bool {
 
 /// The label of one row and where it is.
 pub(super) struct Label<'a> {
-    pub(super) line: u64,
+    pub(super) place: Place,
     pub(super) column: &'a str,
     pub(super) text: &'a str,
 }
@@ -87,8 +87,8 @@ impl Texts {
         let index = match self.known.get(label.text) {
             Some(index) => *index,
             None if new as usize >= CLASSES_MAX => {
-                let line = label.line;
-                let problem = format!("line {line}: more than {CLASSES_MAX} different labels");
+                let place = label.place;
+                let problem = format!("{place}: more than {CLASSES_MAX} different labels");
                 return Err(DataProblem::new(problem).with_hint(REGRESSION));
             }
             None => {
@@ -123,12 +123,12 @@ impl Texts {
 
 impl Label<'_> {
     fn word(&self) -> Result<(), DataProblem> {
-        let (line, column, text) = (self.line, quote(self.column), quote(self.text));
+        let (place, column, text) = (self.place, quote(self.column), quote(self.text));
         match is_word(self.text) && !is_missing(self.text) {
             true => Ok(()),
             false if is_missing(self.text) => Err(self.missing()),
             false => Err(DataProblem::new(format!(
-                "line {line}: {text:?} in column {column:?} is a number, but earlier labels are words"
+                "{place}: {text:?} in column {column:?} is a number, but earlier labels are words"
             ))
             .with_hint("use only numbers or only words")),
         }
@@ -136,14 +136,14 @@ impl Label<'_> {
 
     /// A class number.
     fn number(&self) -> Result<u32, DataProblem> {
-        let line = self.line;
+        let place = self.place;
         if is_missing(self.text) {
             return Err(self.missing());
         }
         let label: u32 = self.text.parse().map_err(|_| {
             let (column, text) = (quote(self.column), quote(self.text));
             let problem = DataProblem::new(format!(
-                "line {line}: {text:?} in column {column:?} is no class; expected a whole number 0, 1, 2, ..."
+                "{place}: {text:?} in column {column:?} is no class; expected a whole number 0, 1, 2, ..."
             ));
             problem.with_hint(match is_word(self.text) {
                 false => format!("number the classes from 0; {REGRESSION}"),
@@ -151,7 +151,7 @@ impl Label<'_> {
             })
         })?;
         if label as usize >= CLASSES_MAX {
-            let problem = format!("line {line}: label {label} is out of range 0..{CLASSES_MAX}");
+            let problem = format!("{place}: label {label} is out of range 0..{CLASSES_MAX}");
             let hint = format!("number the classes from 0; {REGRESSION}");
             return Err(DataProblem::new(problem).with_hint(hint));
         }
@@ -167,10 +167,10 @@ impl Label<'_> {
             let mut known: Vec<(&String, &u32)> = classes.iter().collect();
             known.sort_unstable_by_key(|(_, class)| **class);
             let known: Vec<String> = known.into_iter().map(|(name, _)| name.clone()).collect();
-            let (line, text, column) = (self.line, quote(self.text), quote(self.column));
+            let (place, text, column) = (self.place, quote(self.text), quote(self.column));
             let known = list(&known);
             DataProblem::new(format!(
-                "line {line}: {text:?} in column {column:?} is none of the model's classes, {known}"
+                "{place}: {text:?} in column {column:?} is none of the model's classes, {known}"
             ))
         })
     }
@@ -184,16 +184,16 @@ impl Label<'_> {
         parsed
             .filter(|value| (*value as f32).is_finite())
             .ok_or_else(|| {
-                let (line, column, text) = (self.line, quote(self.column), quote(self.text));
+                let (place, column, text) = (self.place, quote(self.column), quote(self.text));
                 DataProblem::new(format!(
-                    "line {line}: {text:?} in column {column:?} is no finite 32-bit number to predict"
+                    "{place}: {text:?} in column {column:?} is no finite 32-bit number to predict"
                 ))
                 .with_hint("for classes, omit --objective regression")
             })
     }
 
     fn missing(&self) -> DataProblem {
-        let (line, column) = (self.line, quote(self.column));
-        DataProblem::new(format!("line {line}: no label in column {column:?}")).with_hint(FILL_IN)
+        let (place, column) = (self.place, quote(self.column));
+        DataProblem::new(format!("{place}: no label in column {column:?}")).with_hint(FILL_IN)
     }
 }

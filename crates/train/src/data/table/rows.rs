@@ -1,12 +1,14 @@
-//! The rows of a table in a file: separated cells below a header, or JSON lines.
+//! The rows of a table in a file: separated cells below a header, JSON lines, or Parquet.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt::{self, Display, Formatter};
 use std::io::{self, Chain, Cursor, Read};
 use std::path::Path;
 
 use ::csv::{ByteRecord, ErrorKind, Reader, ReaderBuilder, StringRecord, Terminator};
 
 use super::json::{JsonLines, Value};
+use super::parquet::{self, Parquet};
 use crate::data::DataProblem;
 use crate::data::error::quote;
 use crate::data::source::{Source, not_text};
@@ -14,6 +16,9 @@ use crate::report::plural;
 
 /// Maximum number of bytes read to find the first line.
 const HEAD_BYTES_MAX: u64 = 1 << 20;
+
+/// Maximum length of a line, and of a row over several lines.
+pub(super) const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// Maximum number of columns.
 pub(super) const COLUMNS_MAX: usize = 1 << 17;
@@ -42,20 +47,37 @@ pub(super) struct Rows {
 enum Format {
     Separated(Box<Reader<Lines>>),
     Json(JsonLines<Chain<Cursor<Vec<u8>>, Source>>),
+    Parquet(Box<Parquet>),
 }
 
 /// The file from its first byte: the part read to find the separator, the rest, and a final line break.
 type Lines = Chain<Chain<Cursor<Vec<u8>>, Source>, &'static [u8]>;
 
-/// A row, and the line that it starts on.
+/// A row, and where it starts.
 pub(super) struct Row {
-    pub(super) line: u64,
+    pub(super) place: Place,
     cells: Cells,
+}
+
+/// A place in a file, counted from 1.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Line(u64),
+    Row(u64),
+}
+
+impl Display for Place {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(out, "line {line}"),
+            Self::Row(row) => write!(out, "row {row}"),
+        }
+    }
 }
 
 enum Cells {
     Texts(StringRecord),
-    /// By column; keys that first occur further on are not there.
+    /// By column; keys of JSON lines that first occur further on are not there.
     Values(Vec<Option<Value>>),
 }
 
@@ -65,6 +87,8 @@ pub(super) enum Cell<'a> {
     Missing,
     Number(f64, &'a str),
     Word(&'a str),
+    /// Neither of them.
+    Opaque,
 }
 
 impl Row {
@@ -82,6 +106,7 @@ impl Row {
                 None => Cell::Missing,
                 Some(Value::Number(number, text)) => Cell::Number(*number, text),
                 Some(Value::Word(text)) => Cell::Word(text),
+                Some(Value::Opaque) => Cell::Opaque,
             },
         }
     }
@@ -91,7 +116,7 @@ impl Row {
         match &self.cells {
             Cells::Texts(cells) => &cells[column],
             Cells::Values(values) => match values.get(column).and_then(Option::as_ref) {
-                None => "",
+                None | Some(Value::Opaque) => "",
                 Some(Value::Number(_, text) | Value::Word(text)) => text,
             },
         }
@@ -104,9 +129,10 @@ pub(super) fn is_missing(text: &str) -> bool {
 }
 
 impl Rows {
-    /// Opens a file, whose first bytes say whether it is one of JSON lines. If one column is `wanted`, JSON lines have no values in others.
+    /// Opens a file, whose first bytes say whether it is Parquet or one of JSON lines. If one column is `wanted`, JSON lines have no values in
+    /// others.
     ///
-    /// *Errors*: a file that cannot be read; an unclear or a wrong separator; no names of columns, or two alike.
+    /// *Errors*: a file that cannot be read, a compressed one of Parquet; an unclear or a wrong separator; no names of columns, or two alike.
     pub(super) fn open(
         path: &Path,
         separator: Option<u8>,
@@ -114,6 +140,12 @@ impl Rows {
     ) -> Result<Self, DataProblem> {
         let mut source = Source::open(path)?;
         let head = source.read_some(HEAD_BYTES_MAX)?;
+        if head.starts_with(parquet::MAGIC) {
+            let (file, names) = Parquet::open(source.into_file()?)?;
+            let mut rows = Self::of(Format::Parquet(Box::new(file)));
+            rows.names = distinct(names)?;
+            return Ok(rows);
+        }
         let start = head.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&head);
         let start = start.trim_ascii_start();
         let marked = head.len() - start.len();
@@ -191,7 +223,7 @@ impl Rows {
 
     fn header(&mut self) -> Result<Vec<String>, DataProblem> {
         let Format::Separated(reader) = &mut self.format else {
-            unreachable!("JSON lines have no header");
+            unreachable!("only separated cells have a line of names");
         };
         let Some(header) = read_record(reader)?.transpose()? else {
             return Err(
@@ -202,24 +234,12 @@ impl Rows {
         let Cells::Texts(header) = header.cells else {
             unreachable!("a record is of texts");
         };
-        if header.len() > COLUMNS_MAX {
-            let (columns, max) = (header.len() as u64, COLUMNS_MAX as u64);
-            return Err(DataProblem::too_large("columns", columns, max));
-        }
         // pandas writes its index without a name, and reads it back as this one.
         let name = |(at, name): (usize, &str)| match name {
             "" => format!("Unnamed: {at}"),
             name => name.to_owned(),
         };
-        let names: Vec<String> = header.iter().enumerate().map(name).collect();
-        let mut seen = BTreeSet::new();
-        match names.iter().find(|name| !seen.insert(*name)) {
-            None => Ok(names),
-            Some(name) => {
-                let name = quote(name);
-                Err(DataProblem::new(format!("two columns are called {name:?}")))
-            }
-        }
+        distinct(header.iter().enumerate().map(name).collect())
     }
 
     /// The columns; in JSON lines those of the objects up to the last one that was read.
@@ -227,9 +247,17 @@ impl Rows {
         &self.names
     }
 
+    /// What the places of rows count.
+    pub(super) fn unit(&self) -> &'static str {
+        match self.format {
+            Format::Parquet(_) => "row",
+            Format::Separated(_) | Format::Json(_) => "line",
+        }
+    }
+
     /// Whether the columns are known from the start.
     pub(super) fn has_header(&self) -> bool {
-        matches!(self.format, Format::Separated(_))
+        !matches!(self.format, Format::Json(_))
     }
 
     /// The next row, or why a line is none; nothing at the end.
@@ -240,12 +268,21 @@ impl Rows {
             return Ok(Some(first));
         }
         match &mut self.format {
+            Format::Parquet(file) => {
+                let row = file.next()?.map(|(row, values)| Row {
+                    place: Place::Row(row),
+                    cells: Cells::Values(values),
+                });
+                Ok(row.map(Ok))
+            }
             Format::Json(lines) => {
+                // The reader has a limit of its own to a line, but not to blank ones.
+                lines.reader_mut().get_mut().1.allow(2 * LINE_BYTES_MAX);
                 let failed = |source: &Chain<_, Source>, error| source.get_ref().1.error(error);
                 let read = lines.next(&mut self.names, failed)?;
                 Ok(read.map(|read| {
                     read.map(|(line, values)| Row {
-                        line,
+                        place: Place::Line(line),
                         cells: Cells::Values(values),
                     })
                 }))
@@ -263,6 +300,24 @@ impl Rows {
     }
 }
 
+/// The names of columns.
+///
+/// *Errors*: too many; two alike.
+fn distinct(names: Vec<String>) -> Result<Vec<String>, DataProblem> {
+    if names.len() > COLUMNS_MAX {
+        let (columns, max) = (names.len() as u64, COLUMNS_MAX as u64);
+        return Err(DataProblem::too_large("columns", columns, max));
+    }
+    let mut seen = BTreeSet::new();
+    match names.iter().find(|name| !seen.insert(*name)) {
+        None => Ok(names),
+        Some(name) => {
+            let name = quote(name);
+            Err(DataProblem::new(format!("two columns are called {name:?}")))
+        }
+    }
+}
+
 /// A row with a cell for each column, or why it is none.
 ///
 /// *Errors*: a row over several lines has other cells: if its quote is not closed, it has taken good rows with it.
@@ -275,8 +330,8 @@ fn fitting(row: Row, columns: usize) -> Result<Result<Row, DataProblem>, DataPro
     }
     let got = plural(cells.len() as u64, "cell");
     let expected = plural(columns as u64, "column");
-    let line = row.line;
-    let what = format!("line {line}: {got}, but the header names {expected}");
+    let place = row.place;
+    let what = format!("{place}: {got}, but the header names {expected}");
     match cells.iter().any(|cell| cell.contains('\n')) {
         false => Ok(Err(DataProblem::new(what))),
         true => Err(
@@ -290,9 +345,12 @@ fn read_record(
     reader: &mut Reader<Lines>,
 ) -> Result<Option<Result<Row, DataProblem>>, DataProblem> {
     let mut bytes = ByteRecord::new();
+    let start = reader.position().line();
+    let (file, _) = reader.get_mut().get_mut();
+    file.get_mut().1.allow(LINE_BYTES_MAX);
     loop {
         let read = reader.read_byte_record(&mut bytes);
-        if !read.map_err(|error| unreadable(reader, error))? {
+        if !read.map_err(|error| unreadable(reader, start, error))? {
             return Ok(None);
         }
         let within = bytes.as_slice().iter().filter(|&&byte| byte == b'\n');
@@ -304,16 +362,23 @@ fn read_record(
         cells.trim();
         if cells.len() > 1 || !cells[0].is_empty() {
             let cells = Cells::Texts(cells);
-            return Ok(Some(Ok(Row { line, cells })));
+            let place = Place::Line(line);
+            return Ok(Some(Ok(Row { place, cells })));
         }
         bytes = cells.into_byte_record();
     }
 }
 
-fn unreadable(reader: &Reader<Lines>, error: ::csv::Error) -> DataProblem {
-    let (start, _) = reader.get_ref().get_ref();
-    let (_, source) = start.get_ref();
+/// Why no row could be read from line `start` on.
+fn unreadable(reader: &Reader<Lines>, start: u64, error: ::csv::Error) -> DataProblem {
+    let (file, _) = reader.get_ref().get_ref();
+    let (_, source) = file.get_ref();
     source.error(match error.into_kind() {
+        ErrorKind::Io(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            let problem = format!("line {start}: a row longer than {LINE_BYTES_MAX} bytes");
+            return DataProblem::new(problem)
+                .with_hint("close the quote that begins there, if it is not meant to go on");
+        }
         ErrorKind::Io(error) => error,
         // Other kinds come from decoding, seeking and strict readers, which are not used here.
         other => io::Error::other(format!("{other:?}")),

@@ -1,5 +1,7 @@
 //! Real-life tables, and every reason to refuse one.
 
+mod parquet;
+
 use std::fs;
 use std::io::Write;
 
@@ -11,7 +13,7 @@ use super::*;
 fn in_memory(set: Dataset) -> Vec<f32> {
     match set.values {
         Values::Memory(values) => values,
-        Values::Images(_) => panic!("a table is in memory"),
+        Values::Table(_) | Values::Images(_) => panic!("a small table is in memory"),
     }
 }
 
@@ -38,6 +40,7 @@ impl File {
                 separator: None,
                 missing_values: MissingValues::Error,
                 bad_samples: BadSamples::Stop,
+                memory: MEMORY_BYTES,
             },
             _folder: folder,
         }
@@ -520,13 +523,8 @@ fn a_number_to_predict_is_standardised_over_the_training_rows() {
     else {
         panic!("a number");
     };
-    let train: Vec<f64> = set
-        .split
-        .train
-        .iter()
-        .map(|row| 100.0 * *row as f64)
-        .collect();
-    assert_eq!((*mean, *deviation), moments(&train));
+    let train = set.split.train.iter().map(|row| 100.0 * *row as f64);
+    assert_eq!((*mean, *deviation), moments(train));
     assert_eq!(labels[9], ((900.0 - mean) / deviation) as f32);
     assert_eq!(set.schema.check(), Ok(()));
     let refused = |text: &str, says: &str| {
@@ -723,4 +721,70 @@ fn balanced_weights_are_those_of_scikit_learn() {
         .load();
     // compute_class_weight("balanced", ..): 4 / (2 * 3), 4 / (2 * 1).
     assert_eq!(set.balanced(), Some(vec![(4.0 / 6.0) as f32, 2.0]));
+}
+
+#[test]
+fn a_table_larger_than_memory_has_the_same_values() {
+    let fill = |options: &mut TableOptions| options.missing_values = MissingValues::Fill;
+    let word = |row: usize| ["a", "b", "", "c"][row % 4];
+    let number = |row: usize| match row % 7 {
+        0 => "NA".to_owned(),
+        _ => format!("{}.5", 1_700_000_000 + row * row % 1013),
+    };
+    let lines = |rows: std::ops::Range<usize>| -> String {
+        let line = |row| format!("{},{},{}\n", word(row), number(row), row % 3);
+        rows.map(line).collect()
+    };
+    let csv = File::new(format!("w,x,label\n{}", lines(0..500))).with(fill);
+    let test = File::new(format!("w,x,label\nnew,7,0\n{}", lines(500..600)));
+    let tested = csv.options.clone();
+    let tested = TableOptions {
+        test_data: Some(test.options.path.clone()),
+        ..tested
+    };
+    // Keys that come later make wider rows.
+    let json = |row| match row {
+        0..100 => format!("{{\"label\":\"{}\",\"x\":{row}}}\n", row % 2),
+        _ => format!(
+            "{{\"x\":{row},\"label\":\"{}\",\"w\":\"{}\"}}\n",
+            row % 2,
+            word(row)
+        ),
+    };
+    let json = File::new((0..600).map(json).collect::<String>()).with(fill);
+    for options in [&csv.options, &tested, &json.options] {
+        let small = load(options).expect("a data set");
+        assert!(matches!(small.values, Values::Memory(_)));
+        // No row, some, and all cells in memory.
+        for memory in [0, 1000, 9000] {
+            let options = TableOptions {
+                memory,
+                ..options.clone()
+            };
+            let large = load(&options).expect("a data set");
+            assert!(matches!(large.values, Values::Table(_)));
+            assert_eq!(
+                (&large.schema, &large.labels, &large.split, &large.warnings),
+                (&small.schema, &small.labels, &small.split, &small.warnings)
+            );
+            let mut values = vec![0.0; large.schema.features.count()];
+            for row in (0..large.len()).rev() {
+                large.read(row, None, &mut values).expect("a row");
+                assert_eq!(values, small.sample(row), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_without_end_is_refused_before_it_is_in_memory() {
+    let long = "x".repeat(1 << 20);
+    let text = format!("a,label\n1,0\n\"{}", long.repeat(17));
+    let file = File::new(text);
+    assert_eq!(
+        file.refusal(),
+        "table.csv: line 3: a row longer than 16777216 bytes"
+    );
+    let hint = file.error().hint().expect("a hint");
+    assert!(hint.starts_with("close the quote"), "{hint}");
 }

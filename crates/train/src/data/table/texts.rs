@@ -45,7 +45,7 @@ impl TextColumn {
             check(&rows)?;
         }
         let mut at = None;
-        let (mut skipped, mut empty) = (Skipped::default(), 0);
+        let (mut skipped, mut empty) = (Skipped::new(&rows), 0);
         while let Some(row) = rows.next()? {
             let row = match row {
                 Ok(row) => row,
