@@ -225,11 +225,9 @@ impl Feature {
                 Err(self.not_a_number(place, text).with_hint(CATEGORICAL))
             }
             (Cell::Opaque, _) => {
-                let name = quote(&self.name);
-                let problem = format!("{place}: column {name:?} is no number and no text");
                 let hint =
                     "lists, structs and bytes are not read: leave it out with --drop-columns";
-                Err(DataProblem::new(problem).with_hint(hint))
+                Err(opaque(place, &self.name).with_hint(hint))
             }
             _ => Ok(()),
         }
@@ -430,6 +428,12 @@ pub(super) fn too_far(features: &[Feature], encoders: &[Encoder]) -> Option<Stri
     };
     let found = features.iter().zip(encoders).find(is_too_far);
     found.map(|(feature, _)| quote(&feature.name))
+}
+
+/// A cell of a column that has neither numbers nor text.
+pub(super) fn opaque(place: Place, name: &str) -> DataProblem {
+    let name = quote(name);
+    DataProblem::new(format!("{place}: column {name:?} is no number and no text"))
 }
 
 /// Advice for a cell without a value.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::rows::Rows;
+use super::columns::opaque;
+use super::rows::{Cell, Rows};
 use super::{Skipped, column_of, separator_named};
 use crate::config::{BadSamples, TrainConfig};
 use crate::data::DataProblem;
@@ -56,9 +57,12 @@ impl TextColumn {
             };
             // In JSON lines the key may come later.
             at = at.or_else(|| rows.names().iter().position(|name| *name == self.name));
-            match at.map_or("", |at| row.text(at)) {
-                "" => empty += 1,
-                text => take(text)?,
+            match at.map(|at| (row.cell(at), row.text(at))) {
+                Some((Cell::Opaque, _)) => {
+                    skipped.add(opaque(row.place, &self.name), self.bad_samples)?;
+                }
+                Some((_, text)) if !text.is_empty() => take(text)?,
+                _ => empty += 1,
             }
         }
         check(&rows)?;
