@@ -72,7 +72,15 @@ fn predict(
     let flushed = to.flush();
     let warnings = predicted.map_err(|error: TrainError| failed(None, &error))?;
     warnings.iter().for_each(|warning| warn(warning));
-    Ok(written.map_err(io::Error::from).and(flushed))
+    Ok(written.map_err(unwritten).and(flushed))
+}
+
+/// What the writer below said: `io::Error::from` would hide that a reader has stopped early.
+fn unwritten(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        kind => io::Error::other(format!("{kind:?}")),
+    }
 }
 
 fn head(model: &Predictor) -> Vec<String> {
