@@ -46,7 +46,7 @@ pub(super) struct Rows {
 
 enum Format {
     Separated(Box<Reader<Lines>>),
-    Json(JsonLines<Chain<Cursor<Vec<u8>>, Source>>),
+    Json(Box<JsonLines<Chain<Cursor<Vec<u8>>, Source>>>),
     Parquet(Box<Parquet>),
 }
 
@@ -155,7 +155,7 @@ impl Rows {
                 let mut rest = Cursor::new(head);
                 rest.set_position(marked as u64);
                 let lines = JsonLines::open(rest.chain(source), before as u64, wanted);
-                let mut rows = Self::of(Format::Json(lines));
+                let mut rows = Self::of(Format::Json(Box::new(lines)));
                 // Bad lines may come before the first object, whose keys are the columns.
                 let mut first = VecDeque::new();
                 while first.iter().all(Result::is_err) && first.len() < BAD_FIRST_MAX {
