@@ -594,32 +594,42 @@ impl Table {
             column: &rows.names()[at],
             text: row.text(at),
         });
-        let check = |table: &Self| {
-            let missing = options.missing_values;
-            let mut features = table.features.iter();
-            features
-                .try_for_each(|feature| feature.check(row.place, feature.cell(row), missing))?;
-            label
-                .as_ref()
-                .map_or(Ok(()), |label| table.labels.check(label))
-        };
-        if let Err(problem) = check(self) {
-            return Ok(Err(problem));
-        }
+        let mut checked = self.checked(row, label.as_ref(), options.missing_values);
         // Only a row that is good so far makes its new keys columns.
-        if self.looked_at != rows.names().len() {
+        if checked.is_ok() && self.looked_at != rows.names().len() {
             let looked = self.look_at_new(row, rows.names(), options);
-            if let Err(problem) = looked.and_then(|()| check(self)) {
-                return Ok(Err(problem));
-            }
+            checked =
+                looked.and_then(|()| self.checked(row, label.as_ref(), options.missing_values));
         }
-        let features = self.features.iter_mut();
-        let cells = features.map(|feature| feature.push(feature.cell(row)));
+        let cells = match checked {
+            Ok(cells) => self.features.iter_mut().zip(cells),
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let cells = cells.map(|(feature, cell)| feature.push(cell));
         let cells = cells.collect::<Result<_, _>>()?;
         if let Some(label) = &label {
             self.labels.push(label)?;
         }
         Ok(Ok(cells))
+    }
+
+    /// The cells of a row, by feature.
+    ///
+    /// *Errors*: why the row is bad.
+    fn checked<'a>(
+        &self,
+        row: &'a Row,
+        label: Option<&Label<'_>>,
+        missing: MissingValues,
+    ) -> Result<Vec<Cell<'a>>, DataProblem> {
+        let features = self.features.iter();
+        let cells = features.map(|feature| {
+            let cell = feature.cell(row);
+            feature.check(row.place, cell, missing).map(|()| cell)
+        });
+        let cells = cells.collect::<Result<_, _>>()?;
+        label.map_or(Ok(()), |label| self.labels.check(label))?;
+        Ok(cells)
     }
 
     /// Takes keys of JSON lines that no row before had.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
-use ::parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type};
+use ::parquet::basic::{Compression, ConvertedType, LogicalType, TimeUnit, Type};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use ::parquet::data_type::DataType;
 use ::parquet::errors::ParquetError;
@@ -115,6 +115,8 @@ impl Parquet {
         let group = guarded(|| self.file.get_row_group(self.group))?;
         for column in &mut self.columns {
             if let Some((at, _)) = column.leaf {
+                let codec = group.metadata().columns().get(at).map(|c| c.compression());
+                check_codec(codec)?;
                 column.reader = Some(guarded(|| group.get_column_reader(at))?);
             }
         }
@@ -159,15 +161,21 @@ fn guarded<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataP
     }
 }
 
-/// What cannot be read of a file that is no whole Parquet file, or has what this program does not know.
 fn damaged(error: &ParquetError) -> DataProblem {
-    match error {
-        ParquetError::NYI(what) => DataProblem::new(format!("cannot be read as Parquet: {what}"))
-            .with_hint(
-                "write the file with the compression snappy, zstd or gzip, and without encryption",
-            ),
-        _ => DataProblem::incomplete(format!("no whole Parquet file: {error}")),
-    }
+    DataProblem::incomplete(format!("no whole Parquet file: {error}"))
+}
+
+/// *Errors*: a compression that is not built in.
+fn check_codec(codec: Option<Compression>) -> Result<(), DataProblem> {
+    use Compression::{BROTLI, LZ4, LZ4_RAW, LZO};
+    let name = match codec {
+        Some(BROTLI(_)) => "Brotli",
+        Some(LZ4 | LZ4_RAW) => "LZ4",
+        Some(LZO) => "LZO",
+        _ => return Ok(()),
+    };
+    Err(DataProblem::new(format!("compressed with {name}"))
+        .with_hint("write the file with Snappy, Zstandard, gzip or no compression"))
 }
 
 /// Whether the values of a column are numbers, booleans, dates or text.
