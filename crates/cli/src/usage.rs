@@ -10,7 +10,8 @@ use paceline_gpu::devices;
 use paceline_gpu::places::Places;
 use paceline_launch::{Job, RankWatch};
 use paceline_usage::report::Note;
-use paceline_usage::{Lang, Machine, Options, RankPids, Tracker};
+use paceline_usage::{Machine, Options, RankPids, Tracker};
+use paceline_words::Lang;
 
 use crate::exit::{Failure, warn};
 

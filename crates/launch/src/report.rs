@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_words::{Lang, Text, Word, say};
+use paceline_words::{Lang, Text, say};
 
 use crate::output::TAIL_LINES;
 use crate::plan::Plan;
@@ -93,24 +93,23 @@ impl Lost {
 
     /// What to do about it.
     pub fn hint(&self, lang: Lang) -> Option<String> {
-        const CONTRADICTION: Word = Word::new(
-            "give every node the same --nnodes and PACELINE_JOB_TOKEN, and a --node-rank of its own, from 0 on",
-            "모든 노드에 같은 --nnodes와 PACELINE_JOB_TOKEN을 주고, --node-rank는 0부터 노드마다 다르게 지정하세요",
-        );
-        const TOO_LATE: Word = Word::new(
-            "is the same command running on every node, with the same endpoint?",
-            "모든 노드에서 같은 명령을 같은 엔드포인트로 실행했는지 확인하세요",
-        );
-        const LOST: Word = Word::new(
-            "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain",
-            "노드 수가 변할 수 있게 시작하면(`--rdzv-backend c10d --nnodes MIN:MAX`) 남은 노드로 계속 학습합니다",
-        );
-        let advice = match self.exit_code {
-            2 => CONTRADICTION,
-            4 => TOO_LATE,
-            _ => LOST,
-        };
-        Some(advice.of(lang).to_owned())
+        Some(match self.exit_code {
+            2 => say!(
+                lang,
+                "give every node the same --nnodes and PACELINE_JOB_TOKEN, and a --node-rank of its own, from 0 on",
+                "모든 노드에 같은 --nnodes와 PACELINE_JOB_TOKEN을 주고, --node-rank는 0부터 노드마다 다르게 지정하세요"
+            ),
+            4 => say!(
+                lang,
+                "is the same command running on every node, with the same endpoint?",
+                "모든 노드에서 같은 명령을 같은 엔드포인트로 실행했는지 확인하세요"
+            ),
+            _ => say!(
+                lang,
+                "where nodes may come and go (`--rdzv-backend c10d --nnodes MIN:MAX`), a job goes on with those that remain",
+                "노드 수가 변할 수 있게 시작하면(`--rdzv-backend c10d --nnodes MIN:MAX`) 남은 노드로 계속 학습합니다"
+            ),
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{Stat, state_text};
 use paceline_words::{Text, say};
 
 use crate::bell::Bell;
@@ -341,9 +341,11 @@ impl Supervisor<'_> {
             Fault::Ended(Ending::Code(code)) => FailureKind::ExitCode(code),
             Fault::Ended(Ending::Signal { number, core }) => FailureKind::signal(number, core),
             Fault::LeftEarly => FailureKind::LeftEarly,
-            Fault::Stalled => FailureKind::Stalled {
-                state: state_text(pid),
-            },
+            Fault::Stalled => {
+                let stat = Stat::read(pid);
+                let state = Text::new(|lang| state_text(stat, lang));
+                FailureKind::Stalled { state }
+            }
         };
         let slot = self.page.slot(rank);
         let word = slot.victim_in(self.generation);
@@ -393,13 +395,4 @@ impl Supervisor<'_> {
             }
         }))
     }
-}
-
-/// The state of a process in words.
-fn state_text(pid: u32) -> Text {
-    let stat = Stat::read(pid);
-    Text::new(|lang| match stat {
-        Some(stat) => stat.state_text(lang),
-        None => say!(lang, "gone", "없음"),
-    })
 }

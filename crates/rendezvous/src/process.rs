@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use paceline_words::{Lang, Word, say};
+use paceline_words::{Lang, say};
 
 /// The fields of `/proc/<pid>/stat` that are used here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,26 +88,29 @@ impl Stat {
 
     /// The state in words.
     pub fn state_text(self, lang: Lang) -> String {
-        const RUNNING: Word = Word::new("running", "실행 중");
-        const SLEEPING: Word = Word::new("sleeping", "대기 중");
-        const WAITING: Word = Word::new(
-            "in an uninterruptible wait, mostly for a disk or a device",
-            "중단할 수 없는 대기, 대개 디스크나 장치 때문",
-        );
-        const STOPPED: Word = Word::new("stopped by a signal", "시그널로 정지됨");
-        const TRACED: Word = Word::new("stopped by a debugger", "디버거가 정지시킴");
-        const ENDED: Word = Word::new("ended", "종료됨");
         let state = self.state;
         let words = match state {
-            'R' => RUNNING,
-            'S' => SLEEPING,
-            'D' => WAITING,
-            'T' => STOPPED,
-            't' => TRACED,
-            'Z' | 'X' => ENDED,
+            'R' => say!(lang, "running", "실행 중"),
+            'S' => say!(lang, "sleeping", "대기 중"),
+            'D' => say!(
+                lang,
+                "in an uninterruptible wait, mostly for a disk or a device",
+                "중단할 수 없는 대기, 대개 디스크나 장치 때문"
+            ),
+            'T' => say!(lang, "stopped by a signal", "시그널로 정지됨"),
+            't' => say!(lang, "stopped by a debugger", "디버거가 정지시킴"),
+            'Z' | 'X' => say!(lang, "ended", "종료됨"),
             _ => return say!(lang, "in state {state}", "상태 {state}"),
         };
-        format!("{} ({state})", words.of(lang))
+        format!("{words} ({state})")
+    }
+}
+
+/// The state of a process in words, which is gone if it has none.
+pub fn state_text(stat: Option<Stat>, lang: Lang) -> String {
+    match stat {
+        Some(stat) => stat.state_text(lang),
+        None => say!(lang, "gone", "없음"),
     }
 }
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_usage::files::write_beside;
-use paceline_usage::{Lang, RecordingError, Replay, Report, Rules};
+use paceline_usage::{RecordingError, Replay, Report, Rules};
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, whole};

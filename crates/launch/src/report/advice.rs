@@ -14,57 +14,45 @@ pub(super) fn of(failure: &Failure, lang: Lang) -> String {
     if let Some(known) = known(failure) {
         return known.of(lang).to_owned();
     }
-    let advice = match &failure.kind {
-        FailureKind::ExitCode(code) => return of_code(*code, failure, lang),
-        FailureKind::Signal { number, .. } => of_signal(*number),
-        FailureKind::LeftEarly => {
-            const {
-                Word::new(
-                    "every rank has to make the same collective calls; does one have fewer batches, or call `exit`?",
-                    "모든 랭크가 같은 집합 통신을 호출해야 합니다. 배치 수가 적거나 `exit`을 호출하는 랭크가 있는지 확인하세요",
-                )
-            }
-        }
-        FailureKind::Stalled { state } => of_stalled(state.of(Lang::En), failure),
-    };
-    advice.of(lang).to_owned()
+    match &failure.kind {
+        FailureKind::ExitCode(code) => of_code(*code, failure, lang),
+        FailureKind::Signal { number, .. } => of_signal(*number, lang),
+        FailureKind::LeftEarly => say!(
+            lang,
+            "every rank has to make the same collective calls; does one have fewer batches, or call `exit`?",
+            "모든 랭크가 같은 집합 통신을 호출해야 합니다. 배치 수가 적거나 `exit`을 호출하는 랭크가 있는지 확인하세요"
+        ),
+        FailureKind::Stalled { state } => of_stalled(state.of(Lang::En), failure, lang),
+    }
 }
 
-fn of_stalled(state: &str, failure: &Failure) -> Word {
+fn of_stalled(state: &str, failure: &Failure, lang: Lang) -> String {
     if state.contains("(T)") {
-        return const {
-            Word::new(
-                "`kill -CONT` lets a stopped process go on",
-                "정지된 프로세스는 `kill -CONT`로 다시 진행시킬 수 있습니다",
-            )
-        };
+        return say!(
+            lang,
+            "`kill -CONT` lets a stopped process go on",
+            "정지된 프로세스는 `kill -CONT`로 다시 진행시킬 수 있습니다"
+        );
     }
     if state.starts_with("running (R)") {
-        return const {
-            Word::new(
-                "it computes without an end or waits in a loop; its stack shows where",
-                "끝나지 않는 계산을 하거나 반복문 안에서 기다리고 있습니다. 스택을 보면 위치를 알 수 있습니다",
-            )
-        };
+        return say!(
+            lang,
+            "it computes without an end or waits in a loop; its stack shows where",
+            "끝나지 않는 계산을 하거나 반복문 안에서 기다리고 있습니다. 스택을 보면 위치를 알 수 있습니다"
+        );
     }
     match failure.reported_by {
         // Found by what it did not do, not by another rank that waited for it.
-        None => {
-            const {
-                Word::new(
-                    "a rank that waits is seldom the one at fault: compare what the others did",
-                    "기다리는 랭크가 원인인 경우는 드뭅니다. 다른 랭크가 하던 일과 비교하세요",
-                )
-            }
-        }
-        Some(_) => {
-            const {
-                Word::new(
-                    "`gdb -p` or `py-spy dump --pid` show where a process hangs",
-                    "`gdb -p`나 `py-spy dump --pid`로 프로세스가 멈춘 위치를 볼 수 있습니다",
-                )
-            }
-        }
+        None => say!(
+            lang,
+            "a rank that waits is seldom the one at fault: compare what the others did",
+            "기다리는 랭크가 원인인 경우는 드뭅니다. 다른 랭크가 하던 일과 비교하세요"
+        ),
+        Some(_) => say!(
+            lang,
+            "`gdb -p` or `py-spy dump --pid` show where a process hangs",
+            "`gdb -p`나 `py-spy dump --pid`로 프로세스가 멈춘 위치를 볼 수 있습니다"
+        ),
     }
 }
 
@@ -80,40 +68,40 @@ pub(super) fn known(failure: &Failure) -> Option<Word> {
     known::advice(failure).filter(|_| is_own_end)
 }
 
-fn of_signal(number: i32) -> Word {
-    const KILL: Word = Word::new(
-        "when memory runs out, the kernel sends SIGKILL: see `dmesg` or the container's memory limit",
-        "메모리가 부족하면 커널이 SIGKILL을 보냅니다. `dmesg`나 컨테이너의 메모리 한도를 확인하세요",
-    );
-    const BUS: Word = Word::new(
-        "SIGBUS often means that a file mapped into memory was cut short, or that /dev/shm is full",
-        "SIGBUS는 대개 메모리에 매핑한 파일이 잘렸거나 /dev/shm이 가득 찼다는 뜻입니다",
-    );
-    const ILLEGAL: Word = Word::new(
-        "was the program built for another processor?",
-        "다른 CPU용으로 빌드한 프로그램인지 확인하세요",
-    );
-    const CRASH: Word = Word::new(
-        "PYTHONFAULTHANDLER=1 shows where in Python a process crashes; where in native code, `gdb` with the core \
-         file that `ulimit -c unlimited` allows",
-        "Python 코드의 어디에서 죽었는지는 PYTHONFAULTHANDLER=1로, 네이티브 코드라면 `ulimit -c unlimited`로 코어 파일을 남긴 뒤 \
-         `gdb`로 볼 수 있습니다",
-    );
-    const TIME: Word = Word::new(
-        "the limit on processor time is used up, see `ulimit -t`",
-        "CPU 시간 한도를 모두 썼습니다. `ulimit -t`를 확인하세요",
-    );
-    const OUTSIDE: Word = Word::new(
-        "it came from outside of the job: a scheduler at its time limit, or `kill`",
-        "작업 밖에서 보낸 시그널입니다. 스케줄러의 시간 제한이나 `kill` 명령을 확인하세요",
-    );
+fn of_signal(number: i32, lang: Lang) -> String {
     match number {
-        libc::SIGKILL => KILL,
-        libc::SIGBUS => BUS,
-        libc::SIGILL => ILLEGAL,
-        libc::SIGSEGV | libc::SIGABRT | libc::SIGFPE => CRASH,
-        libc::SIGXCPU => TIME,
-        _ => OUTSIDE,
+        libc::SIGKILL => say!(
+            lang,
+            "when memory runs out, the kernel sends SIGKILL: see `dmesg` or the container's memory limit",
+            "메모리가 부족하면 커널이 SIGKILL을 보냅니다. `dmesg`나 컨테이너의 메모리 한도를 확인하세요"
+        ),
+        libc::SIGBUS => say!(
+            lang,
+            "SIGBUS often means that a file mapped into memory was cut short, or that /dev/shm is full",
+            "SIGBUS는 대개 메모리에 매핑한 파일이 잘렸거나 /dev/shm이 가득 찼다는 뜻입니다"
+        ),
+        libc::SIGILL => say!(
+            lang,
+            "was the program built for another processor?",
+            "다른 CPU용으로 빌드한 프로그램인지 확인하세요"
+        ),
+        libc::SIGSEGV | libc::SIGABRT | libc::SIGFPE => say!(
+            lang,
+            "PYTHONFAULTHANDLER=1 shows where in Python a process crashes; where in native code, `gdb` with the core \
+         file that `ulimit -c unlimited` allows",
+            "Python 코드의 어디에서 죽었는지는 PYTHONFAULTHANDLER=1로, 네이티브 코드라면 `ulimit -c unlimited`로 코어 파일을 남긴 뒤 \
+         `gdb`로 볼 수 있습니다"
+        ),
+        libc::SIGXCPU => say!(
+            lang,
+            "the limit on processor time is used up, see `ulimit -t`",
+            "CPU 시간 한도를 모두 썼습니다. `ulimit -t`를 확인하세요"
+        ),
+        _ => say!(
+            lang,
+            "it came from outside of the job: a scheduler at its time limit, or `kill`",
+            "작업 밖에서 보낸 시그널입니다. 스케줄러의 시간 제한이나 `kill` 명령을 확인하세요"
+        ),
     }
 }
 
@@ -136,7 +124,8 @@ fn of_code(code: i32, failure: &Failure, lang: Lang) -> String {
             );
         }
         129..=159 => {
-            let (signal, advice) = (code - 128, of_signal(code - 128).of(lang));
+            let signal = code - 128;
+            let advice = of_signal(signal, lang);
             return say!(
                 lang,
                 "{code} is how a shell says that signal {signal} ended its command; of that one: {advice}",

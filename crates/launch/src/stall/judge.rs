@@ -303,22 +303,35 @@ impl Stall {
 impl Doing {
     /// Of one rank or of several; in Korean these are the same.
     fn words(self, is_one: bool) -> Word {
-        let [one, several, ko] = match self {
-            Self::Works => ["works", "work", "작업 중"],
-            Self::Spins => [
-                "spins: one thread uses a whole core and reads, writes and prints nothing",
-                "spin: in each, one thread uses a whole core and reads, writes and prints nothing",
-                "스레드 하나가 코어 하나를 모두 쓰면서 읽기, 쓰기, 출력이 없음",
-            ],
-            Self::WaitsForInput => ["waits for input", "wait for input", "입력 대기 중"],
-            Self::Ended => ["has ended", "have ended", "종료됨"],
-            Self::HasDeadlines => [
-                "uses Paceline, whose operations have deadlines",
-                "use Paceline, whose operations have deadlines",
-                "Paceline 사용 중(연산마다 제한 시간이 있음)",
-            ],
+        const fn both(one: &'static str, several: &'static str, ko: &'static str) -> [Word; 2] {
+            [Word::new(one, ko), Word::new(several, ko)]
+        }
+        let [one, several] = match self {
+            Self::Works => const { both("works", "work", "작업 중") },
+            Self::Spins => {
+                const {
+                    both(
+                        "spins: one thread uses a whole core and reads, writes and prints nothing",
+                        "spin: in each, one thread uses a whole core and reads, writes and prints nothing",
+                        "스레드 하나가 코어 하나를 모두 쓰면서 읽기, 쓰기, 출력이 없음",
+                    )
+                }
+            }
+            Self::WaitsForInput => {
+                const { both("waits for input", "wait for input", "입력 대기 중") }
+            }
+            Self::Ended => const { both("has ended", "have ended", "종료됨") },
+            Self::HasDeadlines => {
+                const {
+                    both(
+                        "uses Paceline, whose operations have deadlines",
+                        "use Paceline, whose operations have deadlines",
+                        "Paceline 사용 중(연산마다 제한 시간이 있음)",
+                    )
+                }
+            }
         };
-        Word::new(if is_one { one } else { several }, ko)
+        if is_one { one } else { several }
     }
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use paceline_doctor::{Finding, Severity};
 use paceline_gpu::words;
 use paceline_rendezvous::page::{Activity, Differences, Phase, op_name};
-use paceline_rendezvous::process::Stat;
+use paceline_rendezvous::process::{Stat, state_text};
 use paceline_report::{End, Incident, Piece, Seen, Start};
 use paceline_usage::busy::share;
-use paceline_words::{Lang, Word, say};
+use paceline_words::{Lang, say};
 
 /// What findings are about.
 const FOREVER: &str = "waits forever";
@@ -288,7 +288,7 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
                 Severity::Warning,
                 FOREVER,
                 list(&others),
-                reason(phase).of(lang),
+                reason(phase, lang),
                 say!(
                     lang,
                     "wait, or look at what they do with gdb or py-spy",
@@ -301,10 +301,8 @@ fn still(facts: &Facts<'_>) -> Option<Finding> {
 
 /// A rank that has not come to the operation in which others wait.
 fn missing(severity: Severity, what: String, rank: &Rank, phase: Phase, lang: Lang) -> Finding {
-    let state = rank
-        .stat
-        .map_or_else(|| say!(lang, "gone", "없음"), |stat| stat.state_text(lang));
-    let (number, cores, reason) = (rank.rank, rank.cores, reason(phase).of(lang));
+    let state = state_text(rank.stat, lang);
+    let (number, cores, reason) = (rank.rank, rank.cores, reason(phase, lang));
     let why = say!(
         lang,
         "rank {number} has not come to the operation; its process is {state} and uses {cores:.1} cores. {reason}",
@@ -320,38 +318,38 @@ fn missing(severity: Severity, what: String, rank: &Rank, phase: Phase, lang: La
 }
 
 /// What keeps a rank in a part of a step.
-fn reason(phase: Phase) -> Word {
-    const DATA: Word = Word::new(
-        "Its samples do not come: the storage hangs, or a worker of the loader does",
-        "샘플이 오지 않습니다. 저장 장치나 데이터 로더의 워커가 멈췄습니다",
-    );
-    const EVALUATION: Word = Word::new(
-        "It evaluates: if the others do not, they wait, because every rank has to come to each operation",
-        "평가 중입니다. 모든 랭크가 모든 연산에 들어와야 하므로, 평가하지 않는 랭크는 기다리게 됩니다",
-    );
-    const CHECKPOINT: Word = Word::new(
-        "It saves or loads: the disk or its server is slow or hangs",
-        "체크포인트를 저장하거나 읽는 중입니다. 디스크나 파일 서버가 느리거나 멈췄습니다",
-    );
-    const START: Word = Word::new(
-        "It still starts: the others may be fewer than the job waits for",
-        "아직 시작하는 중입니다. 작업에 필요한 랭크가 다 오지 않았을 수 있습니다",
-    );
-    const PASS: Word = Word::new(
-        "It computes: its work is larger than that of the others, or never ends",
-        "계산 중입니다. 다른 랭크보다 일이 많거나, 계산이 끝나지 않습니다",
-    );
-    const OWN_CODE: Word = Word::new(
-        "It is in the program's own code, which may wait for something, or end without the others",
-        "프로그램 자체 코드에 있습니다. 무언가를 기다리고 있거나, 다른 랭크 없이 끝나려는 것일 수 있습니다",
-    );
+fn reason(phase: Phase, lang: Lang) -> String {
     match phase {
-        Phase::DataLoader => DATA,
-        Phase::Evaluation => EVALUATION,
-        Phase::Checkpoint => CHECKPOINT,
-        Phase::Starting | Phase::Rendezvous => START,
-        Phase::Forward | Phase::Backward => PASS,
-        _ => OWN_CODE,
+        Phase::DataLoader => say!(
+            lang,
+            "Its samples do not come: the storage hangs, or a worker of the loader does",
+            "샘플이 오지 않습니다. 저장 장치나 데이터 로더의 워커가 멈췄습니다"
+        ),
+        Phase::Evaluation => say!(
+            lang,
+            "It evaluates: if the others do not, they wait, because every rank has to come to each operation",
+            "평가 중입니다. 모든 랭크가 모든 연산에 들어와야 하므로, 평가하지 않는 랭크는 기다리게 됩니다"
+        ),
+        Phase::Checkpoint => say!(
+            lang,
+            "It saves or loads: the disk or its server is slow or hangs",
+            "체크포인트를 저장하거나 읽는 중입니다. 디스크나 파일 서버가 느리거나 멈췄습니다"
+        ),
+        Phase::Starting | Phase::Rendezvous => say!(
+            lang,
+            "It still starts: the others may be fewer than the job waits for",
+            "아직 시작하는 중입니다. 작업에 필요한 랭크가 다 오지 않았을 수 있습니다"
+        ),
+        Phase::Forward | Phase::Backward => say!(
+            lang,
+            "It computes: its work is larger than that of the others, or never ends",
+            "계산 중입니다. 다른 랭크보다 일이 많거나, 계산이 끝나지 않습니다"
+        ),
+        _ => say!(
+            lang,
+            "It is in the program's own code, which may wait for something, or end without the others",
+            "프로그램 자체 코드에 있습니다. 무언가를 기다리고 있거나, 다른 랭크 없이 끝나려는 것일 수 있습니다"
+        ),
     }
 }
 
