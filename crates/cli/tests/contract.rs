@@ -134,7 +134,7 @@ fn what_is_not_agreed_on_is_a_mistake() {
 
 #[test]
 fn torchrun_still_gives_its_ranks_what_was_recorded() {
-    let Some(python) = support::python_with_torch() else {
+    let Some(python) = paceline_testing::python_with(support::TORCHRUN) else {
         return;
     };
     let recorded = recorded();
@@ -158,7 +158,7 @@ fn forget_agents(ranks: &mut Ranks) {
 #[test]
 #[ignore = "records anew what torchrun gives its ranks"]
 fn record_what_torchrun_gives_its_ranks() {
-    let python = support::python_with_torch().expect("PyTorch to record");
+    let python = paceline_testing::python_with(support::TORCHRUN).expect("PyTorch to record");
     let version = Command::new(&python)
         .args(["-c", "import torch; print(torch.__version__)"])
         .output()

@@ -6,7 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{End, LAUNCHER, PATIENCE, Run, TOKEN, free_port, python_with_torch};
+use support::{End, LAUNCHER, PATIENCE, Run, TOKEN, TORCHRUN, free_port};
 
 fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/torch/ddp.py")
@@ -46,7 +46,7 @@ fn last_loss(end: &End) -> f64 {
 
 #[test]
 fn a_pytorch_ddp_script_prints_what_it_prints_under_torchrun() {
-    let Some(python) = python_with_torch() else {
+    let Some(python) = paceline_testing::python_with(TORCHRUN) else {
         return;
     };
     let flags = ["--standalone", "--nproc-per-node", "2"];
@@ -66,7 +66,7 @@ fn a_pytorch_ddp_script_prints_what_it_prints_under_torchrun() {
 
 #[test]
 fn a_pytorch_ddp_script_runs_on_two_nodes() {
-    let Some(python) = python_with_torch() else {
+    let Some(python) = paceline_testing::python_with(TORCHRUN) else {
         return;
     };
     let (meet, port) = (
@@ -103,7 +103,7 @@ fn a_pytorch_ddp_script_runs_on_two_nodes() {
 
 #[test]
 fn a_pytorch_ddp_script_goes_on_from_its_checkpoint_when_a_rank_was_killed() {
-    let Some(python) = python_with_torch() else {
+    let Some(python) = paceline_testing::python_with(TORCHRUN) else {
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");

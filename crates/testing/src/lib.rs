@@ -1,4 +1,4 @@
-//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, free
+//! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, a Python, free
 //! ports, an object store, waits that end.
 
 pub mod bucket;
@@ -99,6 +99,22 @@ pub fn free_ports(count: u16) -> u16 {
         }
     }
     panic!("no {count} free ports in a row");
+}
+
+/// A Python that can import these modules: `PACELINE_TEST_PYTHON`, or else `python3`. If there is none, [`skipped`] says what to install.
+pub fn python_with(modules: &[&str]) -> Option<String> {
+    let python = std::env::var("PACELINE_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let import = format!("import {}", modules.join(", "));
+    let found = Command::new(&python).args(["-c", &import]).output();
+    if found.is_ok_and(|found| found.status.success()) {
+        return Some(python);
+    }
+    let packages = modules.iter().filter_map(|module| module.split('.').next());
+    let packages = packages.collect::<Vec<_>>().join(" ");
+    skipped(format!(
+        "{python} lacks a package; `pip install {packages}` into a virtual environment and set PACELINE_TEST_PYTHON to its bin/python"
+    ));
+    None
 }
 
 /// Reports that the calling test cannot run on this machine, and why. The test returns right afterwards.

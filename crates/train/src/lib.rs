@@ -27,8 +27,6 @@ pub mod plan;
 mod predictor;
 pub mod probe;
 mod protobuf;
-#[cfg(test)]
-mod python;
 mod records;
 mod regression;
 mod replay;

@@ -1,4 +1,4 @@
-//! What the tests of the launcher's command line share: a Python with PyTorch, free ports, and processes with an end.
+//! What the tests of the launcher's command line share: free ports, and processes with an end.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 use std::io::Read;
@@ -8,29 +8,12 @@ use std::time::{Duration, Instant};
 
 /// The launcher.
 pub const LAUNCHER: &str = env!("CARGO_BIN_EXE_paceline-launcher");
+/// What `torchrun` is in Python.
+pub const TORCHRUN: &[&str] = &["torch.distributed.run"];
 /// Longer than torchrun needs to import torch a few times on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 /// All nodes of a job share it.
 pub const TOKEN: &str = "0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f0f";
-
-/// A Python that can import torch: `PACELINE_TEST_PYTHON`, or else `python3`. Says what is missing if there is none.
-pub fn python_with_torch() -> Option<String> {
-    let python = std::env::var("PACELINE_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let found = Command::new(&python)
-        .args(["-c", "import torch.distributed.run"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    if found.is_ok_and(|status| status.success()) {
-        return Some(python);
-    }
-    paceline_testing::skipped(format!(
-        "{python} cannot import torch; `pip install torch` into a virtual environment and set \
-         PACELINE_TEST_PYTHON to its bin/python"
-    ));
-    None
-}
 
 /// A port that is free now. The next one is too: launchers meet there.
 pub fn free_port() -> u16 {

@@ -11,7 +11,6 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::ModelSize;
 use crate::model::Net;
-use crate::python::python_with;
 
 /// Reads each model with PyTorch, Transformers and ONNX Runtime and compares the scores.
 const CHECK: &str = include_str!("check.py");
@@ -150,7 +149,7 @@ fn pytorch_transformers_and_onnx_runtime_compute_the_same_scores() {
         "safetensors",
         "onnxruntime",
     ];
-    let Some(python) = python_with(&packages) else {
+    let Some(python) = paceline_testing::python_with(&packages) else {
         return;
     };
     let into = exported();

@@ -269,7 +269,7 @@ for tag in sorted(run.Tags()['scalars']):
 
 #[test]
 fn tensorboard_reads_what_our_decoder_reads() {
-    let Some(python) = crate::python::python_with(&["tensorboard"]) else {
+    let Some(python) = paceline_testing::python_with(&["tensorboard"]) else {
         return;
     };
     let folder = resumed_run();
