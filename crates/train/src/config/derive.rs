@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use paceline_ddp::device::{self, DeviceKind};
 use time::OffsetDateTime;
 
+use super::ModelSize;
 use super::check::not_live;
 use super::error::ConfigError;
 use super::resolve::{JobShape, PathKind, Surroundings};
@@ -69,10 +70,9 @@ pub(super) fn of_task(settings: &mut Settings) {
     };
     settings.set_default("model", model, None);
     settings.set_default("global_batch", batch, None);
-    let is_for_large = matches!(
-        settings.word("model"),
-        Some("resnet18" | "resnet50" | "vit-tiny")
-    );
+    let model = settings.word("model").map(|word| word.into());
+    let model = model.and_then(|word| serde_json::from_value::<ModelSize>(word).ok());
+    let is_for_large = model.is_some_and(ModelSize::is_of_large_images);
     let crop = match image_size.map_or(is_for_large, is_large) {
         true => "resized",
         false => "pad",
