@@ -183,7 +183,7 @@ fn laid_out(stored: &TensorData, layout: TorchLayout, dtype: DType) -> Option<Te
     }
 }
 
-/// The transpose of a matrix; `None` if it is none.
+/// The transpose of a matrix; `None` for another number of axes.
 pub(crate) fn transposed(data: &TensorData) -> Option<TensorData> {
     let whole = (data.shape().len() == 2).then(|| data.clone())?;
     let whole = Tensor::<2>::from_data(whole, (&Device::flex(), data.dtype()));

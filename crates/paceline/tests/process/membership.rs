@@ -115,20 +115,14 @@ impl Hosts {
     fn wait_until(&self, what: &str, holds: impl Fn() -> bool) -> Result<(), Over> {
         let deadline = Instant::now() + LIMIT;
         while !holds() {
-            if self.printed().contains(HASH) {
+            if of_hosts(self.folder.path(), "out").contains(HASH) {
                 return Err(Over);
             }
-            let said = ["a", "b", "c", "d"].map(|host| self.text(&format!("{host}.err")));
-            assert!(Instant::now() < deadline, "not {what}: {said:#?}");
+            let said = || of_hosts(self.folder.path(), "err");
+            assert!(Instant::now() < deadline, "not {what}: {}", said());
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
-    }
-
-    /// The output of all hosts.
-    fn printed(&self) -> String {
-        let texts = ["a", "b", "c", "d"].map(|host| self.text(&format!("{host}.out")));
-        texts.concat()
     }
 
     /// Waits until a launcher has said so, so many times.
@@ -162,7 +156,11 @@ impl Hosts {
 
     /// Waits until some rank 0 has printed the end of an epoch after those that were printed before.
     fn trains_on(&self) -> Result<(), Over> {
-        let epochs = || self.printed().matches("] epoch ").count();
+        let epochs = || {
+            of_hosts(self.folder.path(), "out")
+                .matches("] epoch ")
+                .count()
+        };
         let before = epochs();
         self.wait_until("a further epoch", || epochs() > before)
     }
@@ -171,28 +169,26 @@ impl Hosts {
     #[track_caller]
     fn ends(self, host: &str) {
         self.strike(&format!("end {host}"));
+        let (folder, epochs) = (self.folder.path(), self.epochs);
         let ended = self.shell.ended(LIMIT);
-        let text =
-            |name: &str| fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
-        let said = ["a", "b", "c", "d"].map(|host| text(&format!("{host}.err")));
-        assert_eq!(ended.code, Some(0), "{said:#?}");
-        let printed = ["a", "b", "c", "d"].map(|host| text(&format!("{host}.out")));
-        let hashes = printed
-            .iter()
-            .flat_map(|text| text.lines())
-            .filter_map(|line| line.split_once(HASH));
+        let [printed, said] = ["out", "err"].map(|stream| of_hosts(folder, stream));
+        assert_eq!(ended.code, Some(0), "{said}");
+        let hashes = printed.lines().filter_map(|line| line.split_once(HASH));
         let hashes: Vec<&str> = hashes.map(|(_, hash)| hash).collect();
-        let line = format!(
-            "train --run-dir whole {} --nproc-per-node 1",
-            job(self.epochs)
-        );
-        let whole = hash_of(self.folder.path(), &line);
-        assert_eq!(hashes, [whole], "{said:#?}");
-        let epochs = self.epochs;
+        let line = format!("train --run-dir whole {} --nproc-per-node 1", job(epochs));
+        let whole = hash_of(folder, &line);
+        assert_eq!(hashes, [whole], "{said}");
         let proof = format!("epochs    1 to {epochs}: each of 1437 samples was used exactly once");
-        let ledger = paceline(self.folder.path(), "ledger verify run");
+        let ledger = paceline(folder, "ledger verify run");
         assert!(ledger.is_well().out.contains(&proof), "{}", ledger.out);
     }
+}
+
+/// What all hosts have written to this stream.
+fn of_hosts(folder: &Path, stream: &str) -> String {
+    let files = ["a", "b", "c", "d"].map(|host| folder.join(format!("{host}.{stream}")));
+    let texts = files.map(|file| fs::read_to_string(file).unwrap_or_default());
+    texts.concat()
 }
 
 /// The network of a process.

@@ -17,7 +17,7 @@ const UNSEEN: u32 = u32::MAX;
 /// Training rows from which on a column that has a value of its own in almost each is called an identifier.
 const MANY_ROWS: usize = 20;
 
-/// A column of features, as far as it was read. Its cells become numbers: words their codes, and `NaN` where there is none.
+/// A column of features, as far as it was read. A number stands for each cell: the code of a word, or `NaN` for a cell without a value.
 pub(super) struct Feature {
     pub(super) name: String,
     /// Its place among the columns of the file; `None` if that has none of this name.
@@ -35,7 +35,7 @@ pub(super) enum Cells {
 
 /// The numbers of a column.
 pub(super) struct Numbers {
-    /// The lowest and the highest; `NaN` if there is none.
+    /// The lowest and the highest so far; `NaN` before the first.
     range: [f64; 2],
     /// That of the last row, and whether each row so far has the number after that of the row before.
     last: Option<f64>,

@@ -25,7 +25,7 @@ pub(super) struct JsonLines<R> {
     line: u64,
     /// The column of each key.
     columns: HashMap<String, usize>,
-    /// The one key whose values are read; all are if there is none.
+    /// The only key whose values are read; `None` reads those of all.
     wanted: Option<String>,
 }
 
