@@ -100,28 +100,31 @@ check_table() {
     done
 }
 
-# check_edges CRATE
 check_edges() {
-    local kind edges used
+    local kind edges crate used
     for kind in normal build dev; do
-        edges=$(tree --package "$1" --edges "$kind" --depth 1 --prefix depth)
-        while read -r used; do
-            if [[ $kind == dev ]] && has "$FOR_TESTS" "$used"; then
+        # Each crate of the workspace at depth 0, with what it uses below.
+        edges=$(tree --workspace --edges "$kind" --depth 1 --no-dedupe --prefix depth)
+        while read -r crate used; do
+            if [[ ! -v MAY_USE[$crate] ]] || { [[ $kind == dev ]] && has "$FOR_TESTS" "$used"; }; then
                 continue
             fi
-            if has "$members" "$used" && ! has "$1 ${MAY_USE[$1]}" "$used"; then
-                refuse "$(manifest "$1"): $1 -> $used ($kind dependency)" \
-                    "$1 may use only: ${MAY_USE[$1]:-no other crate of this workspace}"
+            if has "$members" "$used" && ! has "$crate ${MAY_USE[$crate]}" "$used"; then
+                refuse "$(manifest "$crate"): $crate -> $used ($kind dependency)" \
+                    "$crate may use only: ${MAY_USE[$crate]:-no other crate of this workspace}"
             fi
-        done < <(awk '/^1/ { print substr($1, 2) }' <<<"$edges")
+        done < <(awk '/^0/ { crate = substr($1, 2) } /^1/ { print crate, substr($1, 2) }' <<<"$edges")
     done
 }
 
-# check_without_burn CRATE
 check_without_burn() {
-    local below chain
-    below=$(tree --package "$1" --edges normal,build,dev --prefix depth)
-    # The path from the crate down to the first crate of Burn.
+    local below chain crate packages=()
+    for crate in $members; do
+        has "$WITH_BURN" "$crate" || packages+=(--package "$crate")
+    done
+    # What several crates use is listed below the first of them.
+    below=$(tree "${packages[@]}" --edges normal,build,dev --prefix depth)
+    # The path from that crate down to the first crate of Burn.
     chain=$(awk '
         !found && match($1, /^[0-9]+/) {
             depth = substr($1, 1, RLENGTH) + 0
@@ -132,7 +135,8 @@ check_without_burn() {
             }
         }' <<<"$below")
     if [[ -n $chain ]]; then
-        refuse "$(manifest "$1"): $chain" "$1 must not reach burn, directly or through others"
+        crate=${chain%% *}
+        refuse "$(manifest "$crate"): $chain" "$crate must not reach burn, directly or through others"
     fi
 }
 
@@ -188,16 +192,8 @@ members=$(tree --workspace --depth 0 --prefix none)
 members=$(awk 'NF { print $1 }' <<<"$members" | sort -u | paste -sd ' ')
 
 check_table
-for crate in $members; do
-    if [[ -v MAY_USE[$crate] ]]; then
-        check_edges "$crate"
-    fi
-done
-for crate in $members; do
-    if ! has "$WITH_BURN" "$crate"; then
-        check_without_burn "$crate"
-    fi
-done
+check_edges
+check_without_burn
 check_burn_insides
 check_pure
 check_shared_memory
