@@ -47,8 +47,8 @@ impl TrainTask for Dataset {
     type Model = Net;
     type Batch = Samples;
 
-    fn open(config: &TrainConfig, _: Option<&ProcessGroup>) -> Result<Self, TrainError> {
-        Ok(data::open(config)?)
+    fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
+        Ok(data::open(config, config.resume || group.is_some())?)
     }
 
     fn name(&self) -> &str {
@@ -146,6 +146,13 @@ impl TrainTask for Dataset {
             target,
             (MODEL_ENTRY, json(&config.model)),
         ]
+    }
+
+    fn files(&self) -> Vec<(&'static str, String)> {
+        match &self.values {
+            Values::Images(images) => images.file().into_iter().collect(),
+            Values::Memory(_) | Values::Table(_) => Vec::new(),
+        }
     }
 
     fn model(&self, config: &TrainConfig, device: &Device) -> Result<Net, TrainError> {

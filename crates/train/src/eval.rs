@@ -75,7 +75,7 @@ fn samples(
     let model = Predictor::of_run(&config.run_dir, which)?;
     let task = match path {
         Some(path) => data::open_as(config, path, &model.schema)?,
-        None => data::open(config)?,
+        None => data::open(config, true)?,
     };
     if task.schema != model.schema {
         return Err(TrainError::usage(

@@ -10,8 +10,8 @@ use paceline_gpu::words;
 use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_train::config::{
-    self, FileText, Given, Inputs, Recovery, Resolved, ResumeTarget, SavedRun, Surroundings,
-    TrainConfig,
+    self, BadSamples, FileText, Given, Inputs, Recovery, Resolved, ResumeTarget, SavedRun,
+    Surroundings, Task, TrainConfig,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
@@ -101,6 +101,10 @@ pub(super) fn prepare(
     let (mut resolved, origin) = resolve(given, surroundings)?;
     let config = resolved.config();
     check_devices(config)?;
+    let looks_at_all = config.task == Task::Images && config.bad_samples == BadSamples::Skip;
+    if looks_at_all && !config.resume {
+        note("every image is decoded once before the job begins, because of --bad-samples skip");
+    }
     let foreseen = (program.foresee)(config).map_err(|error| failed(None, &error))?;
     for warning in &foreseen.warnings {
         warn(warning);

@@ -125,3 +125,53 @@ fn a_broken_image_ends_the_job_on_all_ranks_with_its_path() {
     ];
     fails("--nproc-per-node 2", &says);
 }
+
+#[test]
+fn bad_images_that_are_left_out_change_nothing_of_the_others() {
+    let folder = pictures();
+    let path = |name: &str| folder.path().join("pictures").join(name);
+    let line = format!("train {JOB} --run-dir without --nproc-per-node 1");
+    let without = hash_of(folder.path(), &line);
+    let whole = fs::read(path("train/green/7.png")).expect("a file");
+    fs::write(path("train/blue/13.png"), &whole[..whole.len() / 2]).expect("a file");
+    fs::write(path("train/green/0.jpeg"), "<html>404</html>").expect("a file");
+    fs::write(path("val/blue/9.png"), "").expect("a file");
+    let left_out = "pictures: 3 bad images are left out, the first is train/blue/13.png: the PNG image is truncated";
+    for ranks in [1, 2] {
+        let line = format!(
+            "train {JOB} --run-dir ranks{ranks} --nproc-per-node {ranks} --bad-samples skip"
+        );
+        let ended = paceline(folder.path(), &line);
+        ended.check(0, &["every image is decoded once", left_out]);
+        assert_eq!(ended.hash(), without);
+    }
+    let listed = fs::read_to_string(folder.path().join("ranks2/bad-images.jsonl")).expect("a list");
+    let paths: Vec<String> = (listed.lines())
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object"))
+        .map(|image| image["path"].as_str().expect("a path").to_owned())
+        .collect();
+    assert_eq!(
+        paths,
+        ["train/blue/13.png", "train/green/0.jpeg", "val/blue/9.png"]
+    );
+    // A run that goes on keeps to the images that it began with, even if a file was mended since.
+    fs::write(path("train/blue/13.png"), &whole).expect("a file");
+    let newest = checkpoints(&folder.path().join("ranks2"))
+        .pop()
+        .expect("one");
+    fs::remove_dir_all(newest).expect("removed");
+    let ended = paceline(folder.path(), "train --resume ranks2 --nproc-per-node 1");
+    ended.check(0, &[left_out]);
+    assert_eq!(ended.hash(), without);
+    let ended = paceline(folder.path(), "eval ranks2 --json");
+    ended.check(0, &[]);
+    let found: serde_json::Value = serde_json::from_str(&ended.out).expect("an object");
+    assert_eq!(found["predictions"], 8);
+    // Nothing is left of a class.
+    fs::write(path("train/both/photo.JPG"), "GIF89a").expect("a file");
+    let line = format!("train {JOB} --run-dir none --bad-samples skip");
+    let says = [
+        "pictures/train/both: a class without an image that can be used, the first is train/both/photo.JPG: neither PNG nor JPEG",
+    ];
+    paceline(folder.path(), &line).check(2, &says);
+}

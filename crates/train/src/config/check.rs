@@ -617,6 +617,9 @@ pub(super) fn unused_settings(settings: &Settings, is_rank: bool) -> Vec<String>
         Need::Classes if is("task", "lm") => Some("a language model has no such loss"),
         Need::Columns if !is("task", "csv") => Some("the task has no columns"),
         Need::Rows if !is("task", "csv") && !is("task", "lm") => Some("the task has no columns"),
+        Need::Each if is("task", "digits") || is("task", "idx") => {
+            Some("the task has neither lines nor image files")
+        }
         Need::Classes if is("objective", "regression") => Some("numbers have no classes"),
         Need::Split if is("task", "idx") => Some("an IDX folder has held-out files"),
         Need::Split if is("task", "lm") => Some("a text has a split of its own"),

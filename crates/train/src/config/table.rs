@@ -68,6 +68,8 @@ pub(super) enum Need {
     Columns,
     /// Rows of a table.
     Rows,
+    /// Samples that are read one by one.
+    Each,
     /// Data without a split of its own.
     Split,
     /// Images in files.
@@ -253,6 +255,10 @@ settings! {
         "Share of the samples that are evaluated and not trained on, for data without a split of its own; the same ones with every --seed")
         .or("0.2").fixed(SAMPLES).needs(Need::Split).built_in()
         .also(&["test_size", "val_split", "validation_split", "train_test_split"]);
+    bad_samples: BadSamples = row(TASK, Kind::Word(&["stop", "skip"]),
+        "Lines and image files that cannot be used: stop names the first one, skip leaves them out and counts them")
+        .or("stop").fixed(SAMPLES).needs(Need::Each).built_in()
+        .also(&["on_bad_lines", "error_bad_lines"]);
     label_column: Option<String> = row(TABLES, Kind::Text,
         "Column with the class, or with the number to predict")
         .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in()
@@ -280,10 +286,6 @@ settings! {
         "Features without a value, such as empty cells and NA: error refuses them; fill takes a column's mean over the training rows, and makes \
          missing words a category")
         .or("error").fixed(SAMPLES).needs(Need::Columns).built_in();
-    bad_samples: BadSamples = row(TABLES, Kind::Word(&["stop", "skip"]),
-        "Lines that cannot be used: stop names the first one, skip leaves them out and counts them")
-        .or("stop").fixed(SAMPLES).needs(Need::Rows).built_in()
-        .also(&["on_bad_lines", "error_bad_lines"]);
     model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "vit-tiny", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a residual network or a Vision Transformer for images; a GPT with about this many parameters for lm")
         .derived("small; resnet20 for image folders, resnet18 from --image-size 64 on; gpt-1m for lm").fixed(WEIGHTS).built_in();

@@ -10,6 +10,7 @@
 //! than memory.
 
 mod augment;
+mod bad;
 mod decode;
 mod resize;
 
@@ -19,6 +20,7 @@ use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 
 pub use augment::Preparation;
+pub use bad::Inspection;
 
 use super::error::{list, nearest, similar};
 use super::{
@@ -26,6 +28,7 @@ use super::{
     Values, name_of,
 };
 use crate::config::RandomCrop;
+use bad::BadImage;
 use decode::Pixels;
 
 /// Maximum number of images.
@@ -50,6 +53,8 @@ pub struct Images {
     /// The name of each file within its class.
     names: Vec<Box<str>>,
     preparation: Preparation,
+    /// Images that are left out; `None` if they were not looked for.
+    bad: Option<Vec<BadImage>>,
 }
 
 /// Files with other endings in the folders of classes.
@@ -62,11 +67,16 @@ struct LeftOut {
 /// The images of an image folder: those in `train` are for training, those in `val`, or else in `test`, are held out; without `train`, a share
 /// of them is.
 ///
-/// *Cost*: the names of the files, and their classes.
+/// *Cost*: the names of the files, and their classes; and what the inspection takes.
 ///
 /// *Errors*: no class; a class without an image; a class of the held-out images that has none to train on; names that are not UTF-8.
-pub fn load(folder: &Path, preparation: Preparation, held_out: f64) -> Result<Dataset, DataError> {
-    let mut read = Reader::default();
+pub fn load(
+    folder: &Path,
+    preparation: Preparation,
+    held_out: f64,
+    inspection: Inspection,
+) -> Result<Dataset, DataError> {
+    let mut read = Reader::new(folder, Vec::new(), inspection);
     let train = folder.join("train");
     let (roots, split) = match train.is_dir() {
         true => {
@@ -86,25 +96,26 @@ pub fn load(folder: &Path, preparation: Preparation, held_out: f64) -> Result<Da
         }
     };
     let trained = split.train.len();
-    Ok(read.dataset(folder, roots, trained, split, preparation))
+    Ok(read.dataset(roots, trained, split, preparation))
 }
 
 /// The held-out images of such a folder, or all of one without `train`, as a classifier with this schema reads them.
 ///
 /// *Errors*: as [`load`]; a class that is not among the schema's.
-pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
+pub fn load_as(
+    folder: &Path,
+    schema: &Schema,
+    inspection: Inspection,
+) -> Result<Dataset, DataError> {
     let has_parts = folder.join("train").is_dir();
     let root = match has_parts || HELD_OUT.iter().any(|name| folder.join(name).is_dir()) {
         true => held_out_of(folder)?,
         false => folder.to_owned(),
     };
-    let mut read = Reader {
-        classes: schema.target.classes().to_vec(),
-        ..Reader::default()
-    };
+    let mut read = Reader::new(folder, schema.target.classes().to_vec(), inspection);
     read.held_out(&root)?;
     let split = Split::all_held_out(read.names.len());
-    Ok(read.dataset(folder, [root.clone(), root], 0, split, of_schema(schema)))
+    Ok(read.dataset([root.clone(), root], 0, split, of_schema(schema)))
 }
 
 /// How images are prepared for a classifier with this schema, which is one of image folders.
@@ -202,6 +213,12 @@ impl Images {
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|name| &**name)
     }
+
+    /// The file from which [`Inspection::of_run`] reads the images that are left out.
+    pub(crate) fn file(&self) -> Option<(&'static str, String)> {
+        let bad = self.bad.as_ref()?;
+        Some((bad::FILE, bad::to_text(bad)))
+    }
 }
 
 impl LeftOut {
@@ -218,27 +235,45 @@ impl LeftOut {
 }
 
 /// What has been read of a folder.
-#[derive(Default)]
-struct Reader {
+struct Reader<'a> {
+    folder: &'a Path,
     classes: Vec<String>,
     names: Vec<Box<str>>,
     labels: Vec<u32>,
     left_out: LeftOut,
+    inspection: Inspection,
+    bad: Vec<BadImage>,
 }
 
-impl Reader {
+impl<'a> Reader<'a> {
+    fn new(folder: &'a Path, classes: Vec<String>, inspection: Inspection) -> Self {
+        Self {
+            folder,
+            classes,
+            names: Vec::new(),
+            labels: Vec::new(),
+            left_out: LeftOut::default(),
+            inspection,
+            bad: Vec::new(),
+        }
+    }
+
     /// Reads the images of each class.
     ///
     /// *Errors*: a class without one.
     fn all(&mut self, root: &Path) -> Result<(), DataError> {
         for (label, class) in (0..).zip(self.classes.clone()) {
             let folder = root.join(class);
-            let before = self.left_out.count;
+            let (before, good) = (self.left_out.count, self.bad.len());
             if self.class(label, &folder)? == 0 {
-                let problem = match self.left_out.count - before {
-                    0 => "an empty class: the folder has no image".to_owned(),
-                    count => format!(
+                let problem = match (&self.bad[good..], self.left_out.count - before) {
+                    ([], 0) => "an empty class: the folder has no image".to_owned(),
+                    ([], count) => format!(
                         "a class without an image: none of its {count} files is .png, .jpg or .jpeg"
+                    ),
+                    ([first, ..], _) => format!(
+                        "a class without an image that can be used, the first is {}",
+                        first.in_words()
                     ),
                 };
                 return Err(DataProblem::new(problem)
@@ -277,7 +312,7 @@ impl Reader {
         }
     }
 
-    /// Reads the names of a class's images, sorted, and returns their number.
+    /// Reads the names of a class's images, sorted, without bad ones, and returns their number.
     fn class(&mut self, label: u32, folder: &Path) -> Result<usize, DataError> {
         let mut names = Vec::new();
         for (name, entry) in entries(folder)? {
@@ -296,6 +331,11 @@ impl Reader {
             }
             counted(self.names.len() + names.len(), folder)?;
         }
+        let bad = self.inspection.bad(self.folder, folder, &names)?;
+        let mut left_out = bad.iter().map(BadImage::name).peekable();
+        // Both are in the same order.
+        names.retain(|name| left_out.next_if_eq(&&**name).is_none());
+        self.bad.extend(bad);
         let count = names.len();
         self.labels.extend(std::iter::repeat_n(label, count));
         self.names.extend(names);
@@ -304,15 +344,15 @@ impl Reader {
 
     fn dataset(
         self,
-        folder: &Path,
         roots: [PathBuf; 2],
         trained: usize,
         split: Split,
         preparation: Preparation,
     ) -> Dataset {
         let side = preparation.side;
+        let bad = bad::warning(self.folder, &self.bad);
         Dataset {
-            name: name_of(folder),
+            name: name_of(self.folder),
             schema: Schema {
                 features: Features::Image {
                     height: side,
@@ -329,13 +369,17 @@ impl Reader {
             labels: Labels::Classes(self.labels),
             class_weights: None,
             mixup: None,
-            warnings: self.left_out.warning().into_iter().collect(),
+            warnings: self.left_out.warning().into_iter().chain(bad).collect(),
             split,
             values: Values::Images(Images {
                 roots,
                 trained,
                 names: self.names,
                 preparation,
+                bad: match self.inspection {
+                    Inspection::None => None,
+                    Inspection::All | Inspection::Known(_) => Some(self.bad),
+                },
             }),
         }
     }

@@ -4,17 +4,21 @@ use std::path::Path;
 
 use super::{DataError, Dataset, Features, Labels, Mixup, Schema, digits, idx, images, table};
 use crate::config::{ClassWeights, Task, TrainConfig};
+use images::Inspection;
 use table::TableOptions;
 
-/// Loads the labelled data set of `config`.
+/// Loads the labelled data set of `config`, as the run in `run_dir` began with it if it `has_begun`.
 ///
 /// *Errors*: those of the format. Resolving settings already refuses a task without its path.
-pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
+pub fn open(config: &TrainConfig, has_begun: bool) -> Result<Dataset, DataError> {
     let path = config.data.clone().unwrap_or_default();
     let mut dataset = match config.task {
         Task::Digits => digits::load(config.held_out),
         Task::Idx => idx::load(&path)?,
-        Task::Images => images::load(&path, config.preparation(), config.held_out)?,
+        Task::Images => {
+            let inspection = Inspection::of_run(config, has_begun)?;
+            images::load(&path, config.preparation(), config.held_out, inspection)?
+        }
         Task::Csv => table::load(&TableOptions::new(config, &path))?,
         Task::Lm => unreachable!("a language model has no labels"),
     };
@@ -35,7 +39,9 @@ pub fn open(config: &TrainConfig) -> Result<Dataset, DataError> {
 /// *Errors*: those of the format; data that does not fit the schema.
 pub fn open_as(config: &TrainConfig, path: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     match schema.features {
-        Features::Image { .. } if schema.is_of_files() => images::load_as(path, schema),
+        Features::Image { .. } if schema.is_of_files() => {
+            images::load_as(path, schema, Inspection::of(config.bad_samples))
+        }
         Features::Image { .. } => idx::load_as(path, schema),
         Features::Flat { .. } => table::load_as(&TableOptions::new(config, path), schema),
     }

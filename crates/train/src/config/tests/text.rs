@@ -16,6 +16,7 @@ setting             value                        from
 task                digits                       default
 data                none                         default
 held_out            0.2                          default
+bad_samples         stop                         default
 label_column        none                         default (the column named label)
 objective           classification               default
 test_data           none                         default
@@ -23,7 +24,6 @@ drop_columns        none                         default
 categorical         none                         default
 separator           none                         default (told from the first line)
 missing_values      error                        default
-bad_samples         stop                         default
 model               small                        default
 epochs              3                            flag --epochs
 global_batch        64                           default

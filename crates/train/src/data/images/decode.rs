@@ -37,19 +37,7 @@ impl Pixels {
     ///
     /// *Errors*: neither PNG nor JPEG; truncated, damaged or too large.
     pub(super) fn read(path: &Path) -> Result<Self, DataProblem> {
-        let failed = |source: std::io::Error| DataProblem::io(&source);
-        // Opening a pipe would wait for its other end.
-        if !path.metadata().map_err(failed)?.is_file() {
-            return Err(DataProblem::new("neither PNG nor JPEG: it is no file"));
-        }
-        let file = File::open(path).map_err(failed)?;
-        let mut bytes = Vec::new();
-        let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
-        let read = read.map_err(failed)? as u64;
-        if read > FILE_BYTES_MAX {
-            return Err(DataProblem::too_large("bytes", read, FILE_BYTES_MAX));
-        }
-        Self::decode(&bytes)
+        Self::decode(&file_bytes(path)?)
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, DataProblem> {
@@ -95,6 +83,24 @@ impl Pixels {
             }
         }
         Self { width, height, rgb }
+    }
+}
+
+/// The bytes of a file that may be an image.
+///
+/// *Errors*: it is no file, cannot be read, or is too large.
+pub(super) fn file_bytes(path: &Path) -> Result<Vec<u8>, DataProblem> {
+    let failed = |source: std::io::Error| DataProblem::io(&source);
+    // Opening a pipe would wait for its other end.
+    if !path.metadata().map_err(failed)?.is_file() {
+        return Err(DataProblem::new("neither PNG nor JPEG: it is no file"));
+    }
+    let file = File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
+    match read.map_err(failed)? as u64 {
+        read if read > FILE_BYTES_MAX => Err(DataProblem::too_large("bytes", read, FILE_BYTES_MAX)),
+        _ => Ok(bytes),
     }
 }
 

@@ -65,7 +65,8 @@ fn write(folder: &TempDir, file: &str, bytes: &[u8]) {
 }
 
 fn open(folder: &TempDir) -> Result<Dataset, DataError> {
-    load(folder.path(), preparation(2, RandomCrop::None), 0.2)
+    let preparation = preparation(2, RandomCrop::None);
+    load(folder.path(), preparation, 0.2, Inspection::None)
 }
 
 /// The error and its advice, with the folder left out.
@@ -113,7 +114,7 @@ fn classes_and_files_are_sorted_and_the_parts_are_kept() {
     assert_eq!(set.split, Split::random(10, 0.2));
     // Held-out images of another folder, as a model of these classes reads them.
     let other = folder(&["1/a.png"]);
-    let set = load_as(other.path(), &set.schema).expect("it fits");
+    let set = load_as(other.path(), &set.schema, Inspection::None).expect("it fits");
     assert_eq!(
         (set.labels.classes(), &set.split.held_out[..]),
         (&[1][..], &[0][..])
@@ -154,8 +155,9 @@ fn folders_that_are_none_of_images_by_class_are_refused_by_name() {
     let empty = folder(&["a/1.png"]);
     fs::create_dir(empty.path().join("b")).expect("a folder");
     assert!(refusal(&empty).starts_with("DIR/b: an empty class"));
-    let error =
-        load(Path::new("nowhere"), preparation(2, RandomCrop::None), 0.2).expect_err("refused");
+    let preparation = preparation(2, RandomCrop::None);
+    let nowhere = load(Path::new("nowhere"), preparation, 0.2, Inspection::None);
+    let error = nowhere.expect_err("refused");
     assert_eq!(error.to_string(), "nowhere: no such file or folder");
     #[cfg(unix)]
     {
