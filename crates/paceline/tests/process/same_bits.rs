@@ -57,7 +57,7 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
     };
     let other = here[here.len().saturating_sub(2)];
     for (name, job) in [
-        ("digits", "--model small --epochs 1 --shards 2"),
+        ("digits", "--model tiny --epochs 1 --shards 2"),
         (
             "gpt",
             "--task lm --layers 1 --heads 2 --width 16 --context 32 --global-batch 64 --epochs 1 --shards 2",
