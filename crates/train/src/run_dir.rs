@@ -161,7 +161,7 @@ struct Files {
 
 impl Files {
     fn add(&mut self, line: &[u8]) -> std::io::Result<()> {
-        self.events.add(line)?;
+        self.events.add(line);
         self.lines.write_all(line)?;
         match self.flushed_at.elapsed() >= FLUSH_EVERY {
             true => self.flush(),
@@ -171,7 +171,6 @@ impl Files {
 
     fn flush(&mut self) -> std::io::Result<()> {
         self.flushed_at = Instant::now();
-        // First the events: of a step that is in them alone, they are dropped when it is done again.
         self.events.flush()?;
         self.lines.flush()
     }
@@ -316,7 +315,18 @@ impl Metrics {
         written.map_err(|source| self.error(source))
     }
 
-    /// Flushes buffered lines to the system.
+    /// Hands the lines to the system, so that they outlive this process. Their events may follow: the next rank 0 writes those that are missing.
+    ///
+    /// *Errors*: the system's.
+    pub fn flush_lines(&mut self) -> Result<(), TrainError> {
+        let flushed = match &mut self.to {
+            Lines::Files(files) => files.lines.flush(),
+            Lines::Kept { .. } => Ok(()),
+        };
+        flushed.map_err(|source| self.error(source))
+    }
+
+    /// Hands all that is buffered to the system.
     ///
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {

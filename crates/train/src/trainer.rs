@@ -555,7 +555,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             })?;
             if self.outlives_rank_0 {
                 // A rank that is killed writes nothing any more.
-                metrics.flush()?;
+                metrics.flush_lines()?;
             }
         }
         if plan.ends_epoch() {

@@ -217,6 +217,32 @@ fn a_run_that_goes_back_or_loses_rank_0_shows_each_step_once() {
 }
 
 #[test]
+fn events_that_a_killed_rank_0_left_unwritten_are_written_by_the_next() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = folder.path();
+    let mut lost = Metrics::open(run, None, &[]).expect("open");
+    let mut understudy = Metrics::understudy(run);
+    for number in 1..=200 {
+        lost.write(&step(number, 1.0)).expect("write");
+        understudy.write(&step(number, 1.0)).expect("kept");
+        match number {
+            150 => lost.flush().expect("flush"),
+            _ => lost.flush_lines().expect("flush"),
+        }
+    }
+    // A killed process drops nothing. The end of the last event is torn.
+    std::mem::forget(lost);
+    let (_, events) = newest(run).expect("a file");
+    let written = fs::read(&events).expect("a file");
+    fs::write(&events, &written[..written.len() - 1]).expect("a file");
+    understudy.take_over(200).expect("take over");
+    understudy.flush().expect("flush");
+    let losses = &shown(run)["train/loss"];
+    let all: Vec<(u64, f32)> = (1..=200).map(|step| (step, 1.0)).collect();
+    assert_eq!(*losses, all);
+}
+
+#[test]
 fn spans_of_earlier_steps_do_not_hide_the_steps_before_them() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = folder.path();
