@@ -55,7 +55,8 @@ fn a_server_that_fails_changes_no_bit_and_gets_every_value_once_when_the_run_is_
     let url = server.url();
     server.fail(|_, body| !body["metrics"].is_null());
     let failed = run(folder, &train("run", &format!("{url}/")));
-    let lacks = "has failed (503 Service Unavailable); it lacks the end of this run and up to";
+    let lacks =
+        "refuses (TEMPORARILY_UNAVAILABLE): says the test; it lacks the end of this run and up to";
     let hint = "hint: `paceline train --resume run` sends them later";
     failed.check(0, &[&format!("MLflow at {url} {lacks}"), hint]);
     assert_eq!(failed.hash(), whole);
@@ -96,8 +97,8 @@ fn a_server_that_fails_changes_no_bit_and_gets_every_value_once_when_the_run_is_
     run(folder, &train("wrong", &nothing)).check(
         2,
         &[
-            &format!("error: MLflow at {nothing} cannot be reached: connection refused"),
-            "hint: start it with `mlflow server`",
+            &format!("error: no MLflow server answers at {nothing}: connection refused"),
+            "hint: start `mlflow server`",
         ],
     );
     assert!(!folder.join("wrong").exists(), "nothing is left behind");

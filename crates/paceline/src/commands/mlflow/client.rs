@@ -17,10 +17,10 @@ use ureq::{Agent, Body, Error, RequestBuilder};
 
 /// Most metrics in a request.
 pub(super) const METRICS_MAX: usize = 1000;
-/// Most params in a request.
-const PARAMS_MAX: usize = 100;
-/// Longest value of a param, in characters; longer ones are cut.
-const PARAM_CHARS_MAX: usize = 6000;
+/// Most params or tags in a request.
+const PAIRS_MAX: usize = 100;
+/// Longest value of a param or tag, in characters; longer ones are cut.
+const VALUE_CHARS_MAX: usize = 6000;
 /// Longest name of a metric, in characters.
 const NAME_CHARS_MAX: usize = 250;
 
@@ -34,7 +34,8 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 /// The part of an answer that an error quotes.
 const SAID_CHARS_MAX: usize = 300;
 
-const ADDRESS: &str = "name the address of `mlflow server`, such as http://127.0.0.1:5000";
+const ADDRESS: &str =
+    "start `mlflow server`, and name its address, such as --mlflow http://127.0.0.1:5000";
 const CREDENTIALS: &str =
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN";
 
@@ -154,13 +155,13 @@ impl Client {
         &self,
         experiment_id: &str,
         name: &str,
-        tags: &[(&str, String)],
+        tags: &[Value],
     ) -> Result<String, Refused> {
         let body = json!({
             "experiment_id": experiment_id,
             "run_name": name,
             "start_time": now(),
-            "tags": pairs(tags),
+            "tags": tags,
         });
         self.id(&self.post("runs/create", &body)?, "/run/info/run_id")
     }
@@ -186,30 +187,21 @@ impl Client {
         Ok(metrics.into_iter().flatten().filter_map(last).collect())
     }
 
-    /// Adds values of metrics.
-    pub(super) fn log_metrics(&self, run_id: &str, metrics: &[Metric]) -> Result<(), Refused> {
-        metrics.chunks(METRICS_MAX).try_for_each(|metrics| {
-            let body = json!({ "run_id": run_id, "metrics": metrics });
-            self.post("runs/log-batch", &body).map(drop)
-        })
-    }
-
-    /// Adds params, which stay as they are from then on.
-    pub(super) fn log_params(
+    /// Adds `metrics`, `params` or `tags` to a run. A param stays as it is from then on.
+    pub(super) fn log(
         &self,
         run_id: &str,
-        params: &[(&str, String)],
+        what: &str,
+        items: &[impl Serialize],
     ) -> Result<(), Refused> {
-        params.chunks(PARAMS_MAX).try_for_each(|params| {
-            let body = json!({ "run_id": run_id, "params": pairs(params) });
+        let most = match what {
+            "metrics" => METRICS_MAX,
+            _ => PAIRS_MAX,
+        };
+        items.chunks(most).try_for_each(|items| {
+            let body = json!({ "run_id": run_id, (what): items });
             self.post("runs/log-batch", &body).map(drop)
         })
-    }
-
-    /// Sets a tag.
-    pub(super) fn set_tag(&self, run_id: &str, key: &str, value: &str) -> Result<(), Refused> {
-        let body = json!({ "run_id": run_id, "key": key, "value": value });
-        self.post("runs/set-tag", &body).map(drop)
     }
 
     fn get(&self, call: &str, name: &str, value: &str) -> Result<Value, Refused> {
@@ -246,79 +238,45 @@ impl Client {
     fn answer(&self, sent: Result<Response<Body>, Error>) -> Result<Value, Refused> {
         let mut answer = sent.map_err(|error| self.unanswered(&error))?;
         let status = answer.status();
-        let moved = answer.headers().get("Location").cloned();
         let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX);
         let body = body
             .read_to_vec()
             .map_err(|error| self.unanswered(&error))?;
         let said = serde_json::from_slice::<Value>(&body).ok();
+        if status.is_success() {
+            return said.ok_or_else(|| self.absent("its answer is not JSON"));
+        }
         let of_error = |key: &str| said.as_ref()?[key].as_str().map(short);
-        let url = &self.url;
         let code = of_error("error_code").unwrap_or_default();
-        let (what, hint) = match (status.as_u16(), moved, said.is_some()) {
-            (200..300, _, true) => return Ok(said.unwrap_or_default()),
-            (200..300, ..) => (
-                format!("{url} is no MLflow server: it answers without JSON"),
-                ADDRESS,
-            ),
-            (300..400, Some(place), _) => {
-                let place = short(&String::from_utf8_lossy(place.as_bytes()));
-                (
-                    format!("{url} has moved to {place}"),
-                    "name the new address",
-                )
-            }
-            (401 | 403, ..) => {
-                let why =
-                    of_error("message").unwrap_or_else(|| short(&String::from_utf8_lossy(&body)));
-                (
-                    format!("MLflow at {url} refuses ({status}): {why}"),
-                    CREDENTIALS,
-                )
-            }
-            _ if !code.is_empty() => {
-                let why = of_error("message").unwrap_or_default();
-                let hint = None;
-                let what = format!("MLflow at {url} refuses ({code}): {why}");
-                return Err(Refused { what, hint, code });
-            }
-            (500.., ..) => (
-                format!("MLflow at {url} has failed ({status})"),
-                "look at what the server has printed",
-            ),
-            _ => (
-                format!("{url} is no MLflow server: it answers {status}"),
-                ADDRESS,
-            ),
+        let why = of_error("message").unwrap_or_else(|| short(&String::from_utf8_lossy(&body)));
+        let (name, hint) = match status.as_u16() {
+            401 | 403 => (status.to_string(), Some(CREDENTIALS)),
+            _ if code.is_empty() => return Err(self.absent(&status.to_string())),
+            _ => (code.clone(), None),
         };
-        Err(Refused::new(what, Some(hint)))
+        let what = format!("MLflow at {} refuses ({name}): {why}", self.url);
+        Err(Refused { what, hint, code })
     }
 
     fn unanswered(&self, error: &Error) -> Refused {
-        let why = match error {
+        self.absent(&match error {
             Error::Timeout(_) => "no answer in time".to_owned(),
             Error::HostNotFound => "no such host".to_owned(),
-            Error::Io(error) if error.kind() == ErrorKind::Other => short(&error.to_string()),
-            Error::Io(error) => error.kind().to_string(),
+            Error::Io(error) if error.kind() != ErrorKind::Other => error.kind().to_string(),
             error => short(&error.to_string()),
-        };
-        let what = format!("MLflow at {} cannot be reached: {why}", self.url);
-        Refused::new(
-            what,
-            Some("start it with `mlflow server`, correct --mlflow, or omit it"),
-        )
+        })
+    }
+
+    fn absent(&self, why: &str) -> Refused {
+        let what = format!("no MLflow server answers at {}: {why}", self.url);
+        Refused::new(what, Some(ADDRESS))
     }
 
     /// An id in an answer.
     fn id(&self, answer: &Value, pointer: &str) -> Result<String, Refused> {
         let id = answer.pointer(pointer).and_then(Value::as_str);
-        id.map(str::to_owned).ok_or_else(|| {
-            let what = format!(
-                "{} is no MLflow server: its answer has no {pointer}",
-                self.url
-            );
-            Refused::new(what, Some(ADDRESS))
-        })
+        let lacking = || self.absent(&format!("its answer lacks {pointer}"));
+        id.map(str::to_owned).ok_or_else(lacking)
     }
 }
 
@@ -339,15 +297,18 @@ pub(super) fn metric_name(tag: &str) -> String {
     parts.join("/").chars().take(NAME_CHARS_MAX).collect()
 }
 
-/// Params and tags.
-fn pairs(pairs: &[(&str, String)]) -> Value {
-    let pair = |(key, value): &(&str, String)| {
-        let value: String = value.chars().take(PARAM_CHARS_MAX).collect();
+/// Params or tags.
+pub(super) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> Vec<Value> {
+    let pair = |(key, value): (&str, String)| {
+        let value: String = value.chars().take(VALUE_CHARS_MAX).collect();
         json!({ "key": key, "value": value })
     };
-    pairs.iter().map(pair).collect()
+    pairs.into_iter().map(pair).collect()
 }
 
 fn short(text: &str) -> String {
     printable(&text.chars().take(SAID_CHARS_MAX).collect::<String>())
 }
+
+#[cfg(test)]
+mod tests;
