@@ -65,8 +65,9 @@ fn a_server_that_fails_changes_no_bit_and_gets_every_value_once_when_the_run_is_
 
     server.fail(|_, _| false);
     run(folder, "train --resume run").is_well();
-    let [tracked] = &server.runs()[..] else {
-        panic!("one run: {:?}", server.runs());
+    let runs = server.runs();
+    let [tracked] = &runs[..] else {
+        panic!("not one run: {runs:?}");
     };
     assert_eq!(
         sorted(tracked.metrics.clone()),
