@@ -143,7 +143,10 @@ fn mlflow_reads_back_what_a_resumed_run_has_written() {
     let port = free_port();
     let server = "-m mlflow server --workers 1 --backend-store-uri sqlite:///mlflow.db --port";
     let server = server.split(' ').chain([&*port]);
-    let server = Running::start(command(folder, &python, server));
+    let mut server = command(folder, &python, server);
+    // It starts in half the time without the processes for what it is not asked here.
+    server.env("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false");
+    let server = Running::start(server);
     server.has_complained_of("Uvicorn running on", 1);
     let url = format!("http://127.0.0.1:{port}");
     let stopped = start(

@@ -123,7 +123,7 @@ fn a_request_that_failed_is_tried_again_and_what_had_arrived_is_not_sent_twice()
     // The answer to these was lost.
     follower
         .client
-        .log_metrics(&follower.run_id, &follower.waiting[..2])
+        .log(&follower.run_id, "metrics", &follower.waiting[..2])
         .expect("sent");
     assert_eq!(follower.turn(), PAUSE);
     assert_eq!(losses(&server), [(1, 1.0), (2, 2.0), (3, 3.0)]);
