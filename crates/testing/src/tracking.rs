@@ -158,10 +158,6 @@ impl Contents {
                 run.status = text("status");
                 Ok(json!({}))
             }
-            ("runs/set-tag", Some(run)) => {
-                run.tags.insert(text("key"), text("value"));
-                Ok(json!({}))
-            }
             ("runs/log-batch", Some(run)) => {
                 let of = |key: &str| body[key].as_array().cloned().unwrap_or_default();
                 let (metrics, params) = (of("metrics"), of("params"));
@@ -169,6 +165,7 @@ impl Contents {
                     return Err(("400 Bad Request", "INVALID_PARAMETER_VALUE"));
                 }
                 run.params.extend(pairs(&params.into()));
+                run.tags.extend(pairs(&body["tags"]));
                 run.metrics.extend(metrics.iter().filter_map(|metric| {
                     let key = metric["key"].as_str()?.to_owned();
                     Some((key, metric["step"].as_u64()?, metric["value"].as_f64()?))
