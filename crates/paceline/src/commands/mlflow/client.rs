@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::ErrorKind;
 use std::time::{Duration, Instant, SystemTime};
 
 use base64::Engine;
@@ -262,7 +261,8 @@ impl Client {
         self.absent(&match error {
             Error::Timeout(_) => "no answer in time".to_owned(),
             Error::HostNotFound => "no such host".to_owned(),
-            Error::Io(error) if error.kind() != ErrorKind::Other => error.kind().to_string(),
+            Error::Io(error) if error.raw_os_error().is_some() => error.kind().to_string(),
+            Error::Io(error) => short(&error.to_string()),
             error => short(&error.to_string()),
         })
     }
