@@ -114,7 +114,7 @@ fn the_first_rank_of_another_launcher_sends_metrics_and_how_its_job_was_stopped(
         server.url()
     );
     let stopped = start(folder.path(), &line);
-    stopped.has_printed("epoch 1/200");
+    stopped.has_printed("[rank 0] epoch ");
     stopped.signal(Signal::INT);
     assert_eq!(stopped.ended(LIMIT).code, Some(130));
     let tracked = server.runs().remove(0);
@@ -153,7 +153,7 @@ fn mlflow_reads_back_what_a_resumed_run_has_written() {
         folder,
         &format!("train --run-dir run {JOB}0 --mlflow {url}"),
     );
-    stopped.has_printed("epoch 1/20");
+    stopped.has_printed("epoch ");
     stopped.signal(Signal::INT);
     assert_eq!(stopped.ended(LIMIT).code, Some(130));
     let ended = paceline(folder, "train --resume run --nproc-per-node 1");
