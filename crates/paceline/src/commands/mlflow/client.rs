@@ -259,7 +259,7 @@ impl Client {
 
     fn unanswered(&self, error: &Error) -> Refused {
         self.absent(&match error {
-            Error::Timeout(_) => "no answer in time".to_owned(),
+            Error::Timeout(_) => "timed out".to_owned(),
             Error::HostNotFound => "no such host".to_owned(),
             Error::Io(error) if error.raw_os_error().is_some() => error.kind().to_string(),
             Error::Io(error) => short(&error.to_string()),
