@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Failures in a row of which people are told. One may be a connection that the server has just closed.
 const TOLD_AFTER: u32 = 2;
-/// For the last metrics, after the end of the job.
+/// For the last metrics, after the end of the job. A server that takes those of a finished job gets as long for each further request.
 const LAST_ATTEMPT: Duration = Duration::from_secs(10);
 
 /// Reads what a run writes, and sends what the server does not have.
@@ -171,9 +171,21 @@ impl Follower {
 
     /// Sends the rest and the end of the job, if the server takes it in time.
     fn finish(&mut self, status: Status, at: Instant) {
-        self.client.deadline = Some(at + LAST_ATTEMPT);
+        let deadline = at + LAST_ATTEMPT;
+        self.client.deadline = Some(deadline);
+        let mut is_told = false;
         let sent = loop {
             match self.send() {
+                // What stopped the job may not wait.
+                Ok(true) if status == Status::Finished => {
+                    let now = Instant::now();
+                    self.client.deadline = Some(now + LAST_ATTEMPT);
+                    if now > deadline && !mem::replace(&mut is_told, true) {
+                        note(
+                            "the server still takes metrics of this run; Ctrl-C leaves the rest out",
+                        );
+                    }
+                }
                 Ok(true) => {}
                 Ok(false) => break self.client.update(&self.run_id, status),
                 Err(refused) => break Err(refused),
