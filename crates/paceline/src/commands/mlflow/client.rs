@@ -48,7 +48,7 @@ pub(super) struct Client {
 }
 
 /// A value of a metric.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Serialize)]
 pub(super) struct Metric {
     pub(super) key: String,
     pub(super) value: f64,
