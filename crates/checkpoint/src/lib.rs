@@ -69,5 +69,7 @@ pub use folder::{has_valid, list};
 pub use lock::{FolderLock, LockError};
 pub use optimizer::{LoadOptimizer, OptimizerRef};
 pub use remote::Remote;
+#[cfg(feature = "object-store")]
+pub use remote::tls;
 pub use saved::{Origin, Saved, SavedModel};
 pub use tensors::read_safetensors;

@@ -33,6 +33,7 @@ use crate::files::{self, STATE, STATE_BYTES_MAX};
 use crate::folder::{self, Writing};
 use crate::ledger;
 use http::Connector;
+pub use http::tls;
 use upload::Upload;
 pub(crate) use upload::Uploader;
 

@@ -5,6 +5,7 @@ pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod indices;
 pub(crate) mod ledger;
+mod mlflow;
 pub(crate) mod plan;
 pub(crate) mod predict;
 pub(crate) mod rank;

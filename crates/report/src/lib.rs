@@ -1,6 +1,6 @@
 //! Pages and pictures of a run, from the files that it writes. Without Burn, so that looking at runs builds in seconds.
 //!
-//! - [`Run`]: what a run has written so far, in bounded memory however long it trains.
+//! - [`Run`]: what a run has written so far, in bounded memory however long it trains. [`Tail`]: its lines.
 //! - [`charts()`]: the charts of several runs, and [`Axis`] to draw them anywhere.
 //! - [`page()`]: one page of HTML about several runs; [`sections`] and [`document`] for a server of pages.
 //! - [`words`]: the words of all of them in English and Korean.
@@ -12,6 +12,7 @@ mod error;
 mod gantt;
 mod page;
 mod run;
+mod tail;
 pub mod words;
 
 pub use chart::{Axis, Line, Scale, escaped, number};
@@ -21,3 +22,4 @@ pub use error::ReportError;
 pub use gantt::Spans;
 pub use page::{RUNS_MAX, document, page, sections, table};
 pub use run::{End, Incident, RankEnd, Run, Seen, Start, Straggler, runs_below};
+pub use tail::Tail;

@@ -1,8 +1,7 @@
 //! What a run has written so far, as far as it is shown.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,13 +13,8 @@ use serde::Deserialize;
 use crate::curve::Curve;
 use crate::error::ReportError;
 use crate::gantt::Spans;
+use crate::tail::{METRICS, Tail};
 use crate::words;
-
-/// The file that a folder with a run has.
-const METRICS: &str = "metrics.jsonl";
-
-/// Longest line that is read: one of the end of a job of many thousand ranks fits.
-const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// Longest text of a line that is kept, such as the name of a signal.
 const TEXT_MAX: usize = 64;
@@ -64,7 +58,6 @@ pub struct Run {
     pub settings: Vec<[String; 3]>,
     /// What its metrics say.
     pub seen: Seen,
-    folder: PathBuf,
     tail: Tail,
 }
 
@@ -267,7 +260,6 @@ impl Run {
             name: name.into_owned(),
             settings: settings(&folder.join("config.toml"))?,
             seen: Seen::default(),
-            folder: folder.to_owned(),
             tail,
         };
         run.update()?;
@@ -277,7 +269,7 @@ impl Run {
     /// The run directory.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.tail.folder()
     }
 
     /// Takes in what the job has written since, and returns whether that is anything. A job that is resumed replaces its metrics; they are
@@ -285,87 +277,18 @@ impl Run {
     ///
     /// *Errors*: the metrics are gone; the system's.
     pub fn update(&mut self) -> Result<bool, ReportError> {
-        let is_new = self.tail.is_replaced(&self.folder)?;
+        let is_new = self.tail.reopen()?;
         if is_new {
-            self.tail = Tail::open(&self.folder)?;
             self.seen = Seen::default();
             // A job that is resumed writes its settings anew too.
-            self.settings = settings(&self.folder.join("config.toml"))?;
+            self.settings = settings(&self.folder().join("config.toml"))?;
         }
-        let seen = &mut self.seen;
-        let has_more = self.tail.read(|line| seen.add(line));
-        Ok(has_more.map_err(ReportError::file(&self.folder.join(METRICS)))? || is_new)
-    }
-}
-
-/// The end of a file that grows.
-struct Tail {
-    file: BufReader<File>,
-    /// Bytes read.
-    at: u64,
-    /// The beginning of a line whose end is not written.
-    part: Vec<u8>,
-    /// In a line that is too long.
-    skips: bool,
-}
-
-impl Tail {
-    fn open(folder: &Path) -> Result<Self, ReportError> {
-        let path = folder.join(METRICS);
-        let file = File::open(&path).map_err(|source| match source.kind() {
-            ErrorKind::NotFound | ErrorKind::NotADirectory => ReportError::NoRun {
-                folder: folder.to_owned(),
-            },
-            _ => ReportError::file(&path)(source),
-        })?;
-        Ok(Self {
-            file: BufReader::new(file),
-            at: 0,
-            part: Vec::new(),
-            skips: false,
-        })
-    }
-
-    /// Whether another file has taken its place, or it has become shorter. The open file keeps its number from being used again.
-    fn is_replaced(&self, folder: &Path) -> Result<bool, ReportError> {
-        let path = folder.join(METRICS);
-        let own = self.file.get_ref().metadata();
-        let own = own.map_err(ReportError::file(&path))?;
-        let there = match fs::metadata(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(ReportError::NoRun {
-                    folder: folder.to_owned(),
-                });
-            }
-            there => there.map_err(ReportError::file(&path))?,
-        };
-        let is_other = (own.dev(), own.ino()) != (there.dev(), there.ino());
-        Ok(is_other || there.len() < self.at)
-    }
-
-    /// Gives the lines that are new, and returns whether there is one. The last one may lack its end: it is given once it is a record.
-    fn read(&mut self, mut line: impl FnMut(&[u8])) -> std::io::Result<bool> {
-        let mut has_more = false;
-        loop {
-            let room = (LINE_BYTES_MAX - self.part.len()) as u64;
-            let mut limited = self.file.by_ref().take(room);
-            let read = limited.read_until(b'\n', &mut self.part)?;
-            self.at += read as u64;
-            let is_whole = self.part.ends_with(b"\n");
-            if is_whole || self.part.len() == LINE_BYTES_MAX {
-                if !std::mem::replace(&mut self.skips, !is_whole) {
-                    line(&self.part);
-                    has_more = true;
-                }
-                self.part.clear();
-            } else if read == 0 {
-                return Ok(has_more);
-            } else if !self.skips && serde_json::from_slice::<Line>(&self.part).is_ok() {
-                line(&self.part);
-                has_more = true;
-                self.part.clear();
-            }
+        let mut has_more = is_new;
+        while let Some(line) = self.tail.next_line()? {
+            self.seen.add(line);
+            has_more = true;
         }
+        Ok(has_more)
     }
 }
 
@@ -615,6 +538,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+    use crate::tail::LINE_BYTES_MAX;
 
     fn append(path: &Path, text: &str) {
         let file = File::options().append(true).create(true).open(path);

@@ -2,12 +2,13 @@
 //! loopback, with faults.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::Duration;
+
+use crate::http::{Answer, Request, serve};
 
 /// What goes wrong with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,41 +51,19 @@ pub struct Bucket {
     endpoint: String,
 }
 
-struct Request {
-    method: String,
-    path: String,
-    query: BTreeMap<String, String>,
-    headers: BTreeMap<String, String>,
-    body: Vec<u8>,
-}
-
-struct Answer {
-    status: &'static str,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
-}
-
 impl Bucket {
     /// Starts a server. `key` is the one that requests must be signed with, if any.
     ///
     /// *Panics*: if loopback cannot be used.
     pub fn start(key: Option<&str>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-        let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
             key: key.map(str::to_owned),
             ..Shared::default()
         });
         let server = shared.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let shared = server.clone();
-                thread::spawn(move || while answer_one(&shared, &stream).is_some() {});
-            }
-        });
         Self {
             shared,
-            endpoint: format!("http://{address}"),
+            endpoint: serve(move |stream| answer_one(&server, stream)),
         }
     }
 
@@ -155,7 +134,7 @@ fn answer_one(shared: &Shared, stream: &TcpStream) -> Option<()> {
     let request = Request::read(stream)?;
     let fault = {
         let mut contents = lock(shared);
-        let line = request.line();
+        let line = line(&request);
         contents.requests.push(format!("{} {line}", request.method));
         let faults = contents.faults.as_mut();
         faults.and_then(|faults| faults(&request.method, &line))
@@ -184,68 +163,13 @@ fn answer_one(shared: &Shared, stream: &TcpStream) -> Option<()> {
     Some(())
 }
 
-impl Request {
-    fn read(stream: &TcpStream) -> Option<Self> {
-        let mut from = BufReader::with_capacity(1, stream);
-        let mut line = String::new();
-        from.read_line(&mut line).ok()?;
-        let mut words = line.split_whitespace();
-        let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
-        let mut headers = BTreeMap::new();
-        loop {
-            let mut line = String::new();
-            from.read_line(&mut line).ok()?;
-            let Some((name, value)) = line.split_once(':') else {
-                break;
-            };
-            headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
-        }
-        let len: usize = headers
-            .get("content-length")
-            .map_or(Ok(0), |len| len.parse())
-            .ok()?;
-        let mut body = vec![0; len];
-        from.read_exact(&mut body).ok()?;
-        let (path, query) = target.split_once('?').unwrap_or((&target, ""));
-        let query = query
-            .split('&')
-            .filter(|pair| !pair.is_empty())
-            .map(|pair| {
-                let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-                (name.to_owned(), decoded(value))
-            });
-        Some(Self {
-            method,
-            path: decoded(path.trim_start_matches('/')),
-            query: query.collect(),
-            headers,
-            body,
-        })
-    }
-
-    fn line(&self) -> String {
-        let query = self.query.iter();
-        let query: Vec<String> = query
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
-        format!("/{}?{}", self.path, query.join("&"))
-    }
-
-    fn query(&self, name: &str) -> Option<&str> {
-        self.query.get(name).map(String::as_str)
-    }
-}
-
-/// Text of a URL without its percent signs.
-fn decoded(text: &str) -> String {
-    let (first, rest) = text.split_once('%').unwrap_or((text, ""));
-    let mut bytes = first.as_bytes().to_vec();
-    for part in rest.split('%').filter(|part| part.len() >= 2) {
-        let (code, rest) = part.split_at(2);
-        bytes.extend(u8::from_str_radix(code, 16).ok());
-        bytes.extend_from_slice(rest.as_bytes());
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+/// Path and query of a request.
+fn line(request: &Request) -> String {
+    let query = request.query.iter();
+    let query: Vec<String> = query
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    format!("/{}?{}", request.path, query.join("&"))
 }
 
 impl Answer {
@@ -265,20 +189,6 @@ impl Answer {
     fn error(status: &'static str, code: &str) -> Self {
         let text = format!("<Error><Code>{code}</Code><Message>says the test</Message></Error>");
         Self::new(status, text)
-    }
-
-    fn encode(&self, is_head: bool) -> Vec<u8> {
-        let mut text = format!(
-            "HTTP/1.1 {}\r\nContent-Length: {}\r\n",
-            self.status,
-            self.body.len()
-        );
-        for (name, value) in &self.headers {
-            text += &format!("{name}: {value}\r\n");
-        }
-        text += "\r\n";
-        let body = if is_head { &[][..] } else { &self.body };
-        [text.as_bytes(), body].concat()
     }
 }
 

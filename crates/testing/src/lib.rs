@@ -1,7 +1,9 @@
 //! Shared by the tests of several crates: reporting a skipped test, ranks as threads, examples, programs outside of jobs, a Python, free
-//! ports, an object store, waits that end.
+//! ports, an object store, a tracking server, waits that end.
 
 pub mod bucket;
+mod http;
+pub mod tracking;
 mod waits;
 
 use std::fmt::Display;

@@ -80,6 +80,11 @@ impl Resolved {
         self.settings.program.as_deref()
     }
 
+    /// All settings that the program has, in the order of the help.
+    pub fn settings(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
+        self.settings.shown()
+    }
+
     /// Replaces the run directory by the one created.
     pub fn set_run_dir(&mut self, path: &Path) {
         let mut setting = self.setting("run_dir").clone();

@@ -6,6 +6,7 @@
 //!   tokenizer.json   of a language model whose tokens are not bytes
 //!   metrics.jsonl    one JSON object per step, per evaluation and per epoch
 //!   events.out.*     the same for TensorBoard
+//!   mlflow.json      where the run is on a tracking server, with `--mlflow`
 //!   logs/            output of every rank
 //!   checkpoints/     see `paceline_checkpoint`
 //! ```

@@ -5,7 +5,6 @@
 //!
 //! *Source*: `tensorflow/core/util/event.proto`, `tensorflow/core/framework/summary.proto` and `tensorflow/core/lib/io/record_writer.cc`.
 
-use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::mem;
@@ -15,8 +14,8 @@ use std::time::SystemTime;
 use serde_json::{Map, Value};
 
 use crate::protobuf::Message;
-use crate::records::{HELD_OUT_LOSS, NO_METRICS};
 use crate::run_dir::key;
+use crate::scalars::scalars;
 use crate::spans;
 
 /// TensorBoard finds files by it, and shows each folder that has one as a run.
@@ -43,23 +42,6 @@ mod field {
 
 /// `SessionLog.START`
 const START: u64 = 1;
-
-/// Scalars of a step, by their key in the record.
-const OF_STEP: [(&str, &str); 6] = [
-    ("loss", "train/loss"),
-    ("lr", "train/lr"),
-    ("grad_norm", "train/grad_norm"),
-    ("scale", "train/loss_scale"),
-    ("seconds", "train/step_seconds"),
-    ("epoch", "train/epoch"),
-];
-
-/// Keys of a step that are shown for each second of it.
-const OF_SECOND: [(&str, &str); 3] = [
-    ("samples", "train/samples_per_second"),
-    ("tokens", "train/tokens_per_second"),
-    ("waited_seconds", "train/waited_share"),
-];
 
 /// An event file that is written.
 pub(crate) struct Events {
@@ -216,37 +198,6 @@ fn step_of(event: &[u8]) -> Option<u64> {
     let end = number.iter().position(|byte| byte & 0x80 == 0)?;
     let digits = number[..=end].iter().rev();
     Some(digits.fold(0, |step, byte| step << 7 | u64::from(byte & 0x7f)))
-}
-
-/// Tags and values of a record.
-fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
-    let number = |key: &str| record.get(key)?.as_f64();
-    let found = |(key, tag): &(&str, &'static str)| Some((Cow::Borrowed(*tag), number(key)?));
-    match record.get("kind").and_then(Value::as_str) {
-        Some("step") => {
-            let seconds = number("seconds").filter(|seconds| *seconds > 0.0);
-            let rate = |(key, tag): &(&str, &'static str)| {
-                Some((Cow::Borrowed(*tag), number(key)? / seconds?))
-            };
-            let of_step = OF_STEP.iter().filter_map(found);
-            of_step.chain(OF_SECOND.iter().filter_map(rate)).collect()
-        }
-        Some("epoch" | "evaluation") => {
-            let scalar = |(key, value): (&String, &Value)| {
-                let tag = match &**key {
-                    "kind" | "step" | "epoch" => return None,
-                    HELD_OUT_LOSS => Cow::Borrowed("held_out/loss"),
-                    key if NO_METRICS.contains(&key) => Cow::Owned(format!("epoch/{key}")),
-                    key => Cow::Owned(format!("held_out/{key}")),
-                };
-                Some((tag, value.as_f64()?))
-            };
-            record.iter().filter_map(scalar).collect()
-        }
-        Some("start") => found(&("world", "train/ranks")).into_iter().collect(),
-        Some("ranks") => found(&("now", "train/ranks")).into_iter().collect(),
-        _ => Vec::new(),
-    }
 }
 
 /// The checksum of a record: Castagnoli's polynomial, rotated and shifted, because a checksum over data with checksums is weak.

@@ -31,14 +31,8 @@ impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let connect = options.get_config_value(&ClientConfigKey::ConnectTimeout);
         let connect = connect.and_then(|text| text.trim_end_matches('s').parse().ok());
-        let provider = rustls::crypto::ring::default_provider();
-        let tls = TlsConfig::builder()
-            .provider(TlsProvider::Rustls)
-            .unversioned_rustls_crypto_provider(Arc::new(provider))
-            // A private store may have a certificate from a private authority.
-            .root_certs(RootCerts::PlatformVerifier);
         let config = Agent::config_builder()
-            .tls_config(tls.build())
+            .tls_config(tls())
             // `object_store` judges the status, and signs for one address.
             .http_status_as_error(false)
             .max_redirects(0)
@@ -51,6 +45,17 @@ impl HttpConnector for Connector {
             .timeout_global(Some(REQUEST_TIMEOUT));
         Ok(HttpClient::new(Client(config.build().into())))
     }
+}
+
+/// TLS of an HTTP client: rustls with ring, and the system's certificates.
+pub fn tls() -> TlsConfig {
+    let provider = rustls::crypto::ring::default_provider();
+    TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(Arc::new(provider))
+        // A private server may have a certificate from a private authority.
+        .root_certs(RootCerts::PlatformVerifier)
+        .build()
 }
 
 #[derive(Debug)]

@@ -65,7 +65,7 @@ Examples:
 
 const HEADING: &str = "Machines";
 /// Settings that a plan finds itself, or does not depend on.
-const NOT_HERE: [&str; 14] = [
+const NOT_HERE: [&str; 15] = [
     "strategy",
     "devices",
     "zero",
@@ -79,6 +79,7 @@ const NOT_HERE: [&str; 14] = [
     "recompute",
     "run_dir",
     "checkpoint_dir",
+    "mlflow",
     "resume",
 ];
 /// Most machines: with their ranks they stay far below overflow.

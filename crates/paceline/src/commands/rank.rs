@@ -14,6 +14,7 @@ use paceline_train::run_dir::has_checkpoint;
 use paceline_train::{End, Output, TrainError};
 use serde::{Deserialize, Serialize};
 
+use super::mlflow::tracked;
 use super::train::{Prepared, prepare, saved_run};
 use super::{Program, failed, wrong_settings};
 use crate::cli::WorkerArgs;
@@ -128,8 +129,13 @@ pub(crate) fn train(
     });
     let start = start.map_err(|error| failed(Some(rank), &error.into()))??;
     // The lock on the run directory lives as long as its rank.
-    let (resolved, _run) = match prepared {
-        Some(Prepared { resolved, run, .. }) => (resolved, Some(run)),
+    let (resolved, _run, tracking) = match prepared {
+        Some(Prepared {
+            resolved,
+            run,
+            tracking,
+            ..
+        }) => (resolved, Some(run), tracking),
         None => {
             given.use_run_dir(&start.run_dir);
             let resolved = given.resolve(start.saved.as_ref(), &surroundings);
@@ -137,10 +143,12 @@ pub(crate) fn train(
                 group.abort(&error.to_string());
                 wrong_settings(error)
             })?;
-            (resolved, None)
+            (resolved, None, None)
         }
     };
-    train_on(program, &resolved, cores, group, output)
+    tracked(tracking, || {
+        train_on(program, &resolved, cores, group, output)
+    })
 }
 
 /// The settings that rank 0 has resolved for the job that this process joins.

@@ -17,6 +17,7 @@ use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
 use paceline_words::{Lang, say};
 
+use super::mlflow::{self, Tracking, tracked};
 use super::{Program, allocator_settings, failed, rank, wrong_settings};
 use crate::cli::TrainArgs;
 use paceline_cli::exit::{Exit, Failure, hint_in, note, warn};
@@ -57,8 +58,13 @@ pub(crate) fn train(program: &Program, args: &TrainArgs) -> Result<Exit, Failure
         None => {
             let prepared = prepare(program, given, &Surroundings::of_process(), None)?;
             prepared.load()?;
-            let Prepared { resolved, run, .. } = prepared;
-            start(resolved.config(), &run, args)
+            let Prepared {
+                resolved,
+                run,
+                tracking,
+                ..
+            } = prepared;
+            tracked(tracking, || start(resolved.config(), &run, args))
         }
     }
 }
@@ -79,6 +85,7 @@ pub(super) struct Prepared {
     pub(super) resolved: Resolved,
     pub(super) run: RunDir,
     pub(super) origin: Origin,
+    pub(super) tracking: Option<Tracking>,
 }
 
 /// The run to resume.
@@ -89,7 +96,7 @@ pub(super) struct Origin {
     remote: Option<Remote>,
 }
 
-/// Resolves the settings, checks devices, data and object store, and creates or opens the run directory, for the launcher or the first rank.
+/// Resolves the settings, checks devices, data, object store and tracking server, and creates or opens the run directory, for the launcher or the first rank.
 ///
 /// *Errors*: any obstacle to training; then nothing is left behind.
 pub(super) fn prepare(
@@ -110,6 +117,7 @@ pub(super) fn prepare(
         warn(warning);
     }
     let copies = copies(config, &origin)?;
+    let server = mlflow::find(config)?;
     let run = if resolved.makes_up_run_dir() {
         RunDir::create(&config.run_dir)
     } else {
@@ -130,10 +138,15 @@ pub(super) fn prepare(
             written => written.map_err(failed_checkpoint)?,
         }
     }
+    let tracking = match server {
+        Some(server) => server.follow(program, &resolved, &run)?,
+        None => None,
+    };
     Ok(Prepared {
         resolved,
         run,
         origin,
+        tracking,
     })
 }
 

@@ -17,6 +17,7 @@ mod membership;
 mod memory;
 mod mesh;
 mod minimal;
+mod mlflow;
 mod nodes;
 mod object_store;
 mod pipeline;

@@ -23,6 +23,7 @@ pub(super) fn check(settings: &Settings, ranks: Option<u64>) -> Result<(), Confi
     let cited = format!("{ranks} ({source})");
     check_data(settings)?;
     check_store(settings)?;
+    check_tracking(settings)?;
     check_model(settings)?;
     check_images(settings)?;
     check_learning(settings)?;
@@ -69,6 +70,32 @@ fn check_store(settings: &Settings) -> Result<(), ConfigError> {
             "write s3://BUCKET/PATH, gs://BUCKET/PATH or file:///FOLDER; for a folder of this machine use --run-dir",
         )),
         _ => Ok(()),
+    }
+}
+
+/// MLflow's own client takes a folder, a database, and a password in the URL too.
+fn check_tracking(settings: &Settings) -> Result<(), ConfigError> {
+    let Some(url) = settings.word("mlflow") else {
+        return Ok(());
+    };
+    let rest = url.strip_prefix("http://").or(url.strip_prefix("https://"));
+    let host = rest.and_then(|rest| rest.split('/').next());
+    match host.filter(|host| !host.is_empty()) {
+        Some(host) if host.contains('@') => Err(ConfigError::new(
+            format!(
+                "`mlflow` has a password in its URL ({})",
+                settings.need("mlflow").source
+            ),
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead: the run keeps its URL in a file",
+        )),
+        Some(_) => Ok(()),
+        None => Err(ConfigError::new(
+            format!(
+                "`mlflow` is {}, which is not the URL of a server",
+                settings.need("mlflow").cite()
+            ),
+            "write http://HOST:PORT; for a folder or a database start `mlflow server --backend-store-uri` with it",
+        )),
     }
 }
 

@@ -515,6 +515,10 @@ settings! {
          each run needs its own (build with --features object-store)")
         .unset("none").local()
         .also(&["ckpt_dir", "dirpath", "storage_path"]);
+    mlflow: Option<String> = row(RUN, Kind::Optional(&Kind::Text),
+        "URL of an MLflow tracking server that also gets settings and metrics: http://HOST:PORT")
+        .local()
+        .also(&["mlflow_tracking_uri", "tracking_uri"]);
     resume: bool = row(RUN, Kind::PathOrSwitch,
         "Resume the run in this folder or at this --checkpoint-dir, else in --run-dir, else the newest below runs/; \
          auto resumes in --run-dir if it or --checkpoint-dir has a checkpoint, else starts a new run there")

@@ -587,3 +587,19 @@ fn a_job_that_goes_back_keeps_states_to_go_back_to() {
          hint: use --non-finite skip: the step then changes nothing, and no state is needed to go back to",
     );
 }
+
+#[test]
+fn a_tracking_server_has_a_url_without_a_password() {
+    refused(
+        &[("mlflow", "mlruns")],
+        "`mlflow` is mlruns (flag --mlflow), which is not the URL of a server\n\
+         hint: write http://HOST:PORT; for a folder or a database start `mlflow server --backend-store-uri` with it",
+    );
+    refused(
+        &[("mlflow", "https://me:secret@host:5000/")],
+        "`mlflow` has a password in its URL (flag --mlflow)\n\
+         hint: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead: the run keeps its URL in a file",
+    );
+    assert!(with_flags(&[("mlflow", "http://host:5000/team@a")]).is_ok());
+    assert!(with_flags(&[("mlflow", "none")]).is_ok());
+}

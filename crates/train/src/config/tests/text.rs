@@ -86,6 +86,7 @@ pp_cuts             none                         default (even stages)
 threads_per_rank    0                            default
 run_dir             runs/digits-20261121-093005  default (task and start, UTC)
 checkpoint_dir      none                         default
+mlflow              none                         default
 resume              false                        default
 evaluate_every      0                            default
 save_every          0                            default
