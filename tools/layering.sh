@@ -29,6 +29,7 @@ declare -rA MAY_USE=(
     [paceline-fake-nvml]='paceline-fake-library'
     [paceline-fake-cuda]='paceline-fake-library'
     [paceline-nccl]='paceline-collective paceline-rendezvous paceline-fake-cuda'
+    [paceline-python]='paceline-collective paceline-rendezvous'
     [paceline-ddp]='paceline-nn paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
     [paceline-split]='paceline-nn paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'

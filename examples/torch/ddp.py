@@ -21,11 +21,12 @@ from torch.nn.parallel import DistributedDataParallel
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--backend", default="gloo", help="gloo, or paceline if its package is installed")
     parser.add_argument("--checkpoint", help="where to continue from; all nodes must see it")
     parser.add_argument("--die-at", type=int, help="in the first life, the last rank is killed at this step")
     args = parser.parse_args()
 
-    dist.init_process_group("gloo")
+    dist.init_process_group(args.backend)
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 1))

@@ -130,6 +130,16 @@ pub enum Error {
         /// What is wrong.
         reason: String,
     },
+    /// A [sub-group](crate::ProcessGroup::subgroup) of ranks that cannot be one.
+    #[error("group {name:?} cannot be made of group {group:?}: {reason}")]
+    Members {
+        /// The sub-group's name.
+        name: String,
+        /// The group's name.
+        group: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// The arena has no room left, or in a group of one rank the process can have no more memory.
     #[error("no room for a buffer of {bytes} bytes: {}", full(*used, *size))]
     Memory {

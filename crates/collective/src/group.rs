@@ -257,6 +257,14 @@ impl ProcessGroup {
         self.0.status.global(rank)
     }
 
+    /// The name of a rank's host; empty for ranks that are threads.
+    ///
+    /// *Panics*: when `rank` is not below [`world`](Self::world).
+    pub fn host(&self, rank: usize) -> &str {
+        assert!(rank < self.world(), "rank {rank} of {}", self.world());
+        &self.0.status.peers()[rank].host
+    }
+
     /// The number that a rank of this group was started with, by which the launcher calls it. It differs from the rank's number
     /// if an earlier rank was lost.
     ///

@@ -50,8 +50,8 @@
 //!
 //! # Groups of some ranks
 //!
-//! [`split`](ProcessGroup::split) makes groups of some of a group's ranks, and [`DeviceMesh`] one along each dimension of
-//! a grid. Each has its own order, threads, connections and first failure.
+//! [`split`](ProcessGroup::split) makes groups of some of a group's ranks, [`subgroup`](ProcessGroup::subgroup) one that its members alone
+//! make, and [`DeviceMesh`] one along each dimension of a grid. Each has its own order, threads, connections and first failure.
 
 mod async_calls;
 mod bootstrap;
@@ -101,7 +101,7 @@ pub use half::{bf16, f16};
 pub use memory::{ArenaReport, Share};
 pub use memory_report::MemoryReport;
 pub use options::{GroupOptions, Transport};
-pub use p2p::{Received, RecvTicket, SendTicket};
+pub use p2p::{MESSAGE_BYTES_MAX, PostedRecv, Received, RecvTicket, SendTicket};
 pub use plan::{Algorithm, Override, PlanError};
 pub use ticket::{Done, OpTiming, Ticket};
 pub use tree::{LEAVES_MAX, Step as TreeStep, Tree};

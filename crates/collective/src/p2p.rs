@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use self::frame::{Label, MESSAGE_BYTES_MAX};
+use self::frame::Label;
 use self::lanes::{Lanes, Ready};
 use self::ledger::Ledger;
 use self::outbox::Outbox;
@@ -37,7 +37,8 @@ use crate::memory::{Allocator, Arena, Segment, Share};
 use crate::socket::Socket;
 use crate::status::{OpWait, Status, Waiters};
 
-pub use self::ticket::{Received, RecvTicket, SendTicket};
+pub use self::frame::MESSAGE_BYTES_MAX;
+pub use self::ticket::{PostedRecv, Received, RecvTicket, SendTicket};
 
 /// Longest sleep between two looks at the launcher's page and the deadline; everything else wakes.
 const SLICE: Duration = Duration::from_millis(50);

@@ -85,10 +85,56 @@ impl ProcessGroup {
             count(&mut names, &all, &name);
             numbered(&names, name(colour))
         };
+        let place = format!("split{split}/{colour}");
+        self.connect_members(&place, &name, &members, rank)
+            .map(Some)
+    }
+
+    /// Makes a sub-group of the ranks that call it, all with the same list; the other ranks of this group take no part.
+    ///
+    /// `members` are their numbers here, in the order of their new numbers. No other sub-group of this one has had the name. Otherwise
+    /// as [`split`](Self::split).
+    ///
+    /// *Blocks*: until all members are connected, at most for the group's timeout. *Cost*: what [`connect`](Self::connect) costs.
+    ///
+    /// *Errors*: a list that does not have this rank once, or others twice; that does not break this group.
+    pub fn subgroup(&self, name: &str, members: &[usize]) -> Result<Self, Error> {
+        self.health()?;
+        let distinct: BTreeSet<usize> = members.iter().copied().collect();
+        let place = members.iter().position(|member| *member == self.rank());
+        let reason = match place {
+            _ if distinct.len() < members.len() => "a rank is in the list twice".into(),
+            _ if distinct.last().is_some_and(|last| *last >= self.world()) => {
+                format!(
+                    "the list {members:?} has a rank that is none of the {}",
+                    self.world()
+                )
+            }
+            None => format!("rank {} is not in the list {members:?}", self.rank()),
+            Some(rank) => {
+                return self.connect_members(&format!("named/{name}"), name, members, rank);
+            }
+        };
+        Err(Error::Members {
+            name: name.into(),
+            group: self.name().into(),
+            reason,
+        })
+    }
+
+    /// Connects the members of a sub-group, in which this rank has the number `rank`. No other sub-group meets at `place`.
+    fn connect_members(
+        &self,
+        place: &str,
+        name: &str,
+        members: &[usize],
+        rank: usize,
+    ) -> Result<Self, Error> {
+        let member = self.member();
         let subgroup = Subgroup {
             parent: &member.status,
-            members: &members,
-            name: &name,
+            members,
+            name,
         };
         let env = WorkerEnv {
             rank,
@@ -99,7 +145,7 @@ impl ProcessGroup {
         let flight = member.status.flight().cloned();
         let flight = flight.expect("a group that works has a recorder");
         let wiring = match &member.origin {
-            Some(Origin::Hub(hub)) => hub.fetch(split, colour, rank, &subgroup, |statuses| {
+            Some(Origin::Hub(hub)) => hub.fetch(place, rank, &subgroup, |statuses| {
                 local::wire(statuses, options)
             })?,
             Some(origin @ Origin::Store { .. }) if members.len() == 1 => Wiring {
@@ -110,15 +156,14 @@ impl ProcessGroup {
                 server,
                 address,
                 prefix,
-                ..
             }) => {
-                let prefix = format!("{prefix}/split{split}/{colour}");
+                let prefix = format!("{prefix}/{place}");
                 let store = (server.clone(), address.as_str());
                 let formation = Formation::new();
                 bootstrap::connect_child(&env, options, &subgroup, store, prefix, &formation)
                     .inspect_err(|error| {
                         let membership = Membership {
-                            name: name.clone(),
+                            name: name.into(),
                             ranks: members.iter().map(|rank| self.global_rank(*rank)).collect(),
                             transport: "none",
                         };
@@ -127,7 +172,7 @@ impl ProcessGroup {
             }
             None => Wiring::alone(subgroup.status(rank), options),
         };
-        Self::assemble(env, options.clone(), wiring, flight).map(Some)
+        Self::assemble(env, options.clone(), wiring, flight)
     }
 }
 

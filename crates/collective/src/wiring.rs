@@ -66,8 +66,8 @@ pub(crate) enum Origin {
 #[derive(Debug)]
 pub(crate) struct Hub {
     statuses: Vec<Arc<Status>>,
-    /// By the split's number and its colour, the wirings that members have not fetched yet.
-    wirings: Mutex<HashMap<(u64, u32), Unfetched>>,
+    /// By the place where a sub-group meets, the wirings that its members have not fetched yet.
+    wirings: Mutex<HashMap<String, Unfetched>>,
     succession: Mutex<Succession>,
     /// A rank has left, or waits for the next generation.
     changed: Condvar,
@@ -176,18 +176,17 @@ impl Hub {
         Ok(next)
     }
 
-    /// The wiring of one member of the sub-group of `colour`; `wire` connects all its members.
+    /// The wiring of one member of the sub-group that meets at `place`; `wire` connects all its members.
     pub(crate) fn fetch(
         &self,
-        split: u64,
-        colour: u32,
+        place: &str,
         rank: usize,
         subgroup: &Subgroup<'_>,
         wire: impl FnOnce(Vec<Arc<Status>>) -> Result<Vec<Wiring>, Error>,
     ) -> Result<Wiring, Error> {
         let mut wirings = self.wirings.lock();
-        let mut of_colour = match wirings.entry((split, colour)) {
-            Entry::Occupied(of_colour) => of_colour,
+        let mut unfetched = match wirings.entry(place.into()) {
+            Entry::Occupied(unfetched) => unfetched,
             Entry::Vacant(vacant) => {
                 let members = subgroup.members.iter().enumerate();
                 let statuses = members.map(|(rank, member)| {
@@ -198,11 +197,11 @@ impl Hub {
                 vacant.insert_entry(made.into_iter().map(Some).collect())
             }
         };
-        let wiring = of_colour.get_mut().get_mut(rank).and_then(Option::take);
-        if of_colour.get().iter().all(Option::is_none) {
-            of_colour.remove();
+        let wiring = unfetched.get_mut().get_mut(rank).and_then(Option::take);
+        if unfetched.get().iter().all(Option::is_none) {
+            unfetched.remove();
         }
-        // Each member fetches once for each split.
+        // Each member fetches once at each place.
         wiring.ok_or(Error::ThreadGone { rank })
     }
 }

@@ -220,6 +220,25 @@ fn any_source_says_who_it_was() {
 }
 
 #[test]
+fn posted_receives_are_served_in_their_order_whichever_is_waited_for_first() {
+    for wire in WIRES {
+        on_ranks(wire, 2, |group| {
+            if group.rank() == 1 {
+                for number in [1_i64, 2] {
+                    group.send(&[number], 0, 5).unwrap();
+                }
+                return;
+            }
+            let first = group.post_recv::<i64>(1, None, 5).unwrap();
+            let second = group.post_recv::<i64>(1, Some(1), 5).unwrap();
+            let mut data = [0];
+            assert_eq!((second.wait(&mut data).unwrap(), data), (1, [2]));
+            assert_eq!((first.wait(&mut data).unwrap(), data), (1, [1]));
+        });
+    }
+}
+
+#[test]
 fn buffers_are_sent_and_received_while_the_caller_computes() {
     for wire in WIRES {
         on_ranks(wire, 2, |group| {

@@ -44,6 +44,30 @@ fn interleaved_colours_make_groups_of_their_ranks() {
 }
 
 #[test]
+fn a_group_is_made_by_its_members_alone() {
+    for wire in WIRES {
+        on_ranks(wire, 4, |group| {
+            if group.rank() == 1 {
+                return;
+            }
+            let sub = group.subgroup("all but one", &[3, 0, 2]).unwrap();
+            assert_eq!((sub.name(), sub.ranks()), ("all but one", vec![3, 0, 2]));
+            assert_eq!(sum_of_ranks(&sub), total(&[0, 2, 3]));
+            let missing = format!("rank {} is not in the list [1]", group.rank());
+            for (members, reason) in [
+                (&[1][..], missing.as_str()),
+                (&[0, 2, 3, 0], "a rank is in the list twice"),
+                (&[0, 9], "the list [0, 9] has a rank that is none of the 4"),
+            ] {
+                let refused = group.subgroup("x", members).unwrap_err().to_string();
+                let begin = "group \"x\" cannot be made of group \"world\"";
+                assert_eq!(refused, format!("{begin}: {reason}"));
+            }
+        });
+    }
+}
+
+#[test]
 fn keys_decide_the_order() {
     for wire in WIRES {
         on_ranks(wire, 4, |group| {

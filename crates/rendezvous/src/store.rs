@@ -47,7 +47,7 @@ pub use self::client::Client;
 pub use self::error::StoreError;
 #[cfg(feature = "etcd")]
 pub use self::etcd::{EndpointError, Etcd, EtcdError, EtcdStore};
-pub use self::meet::{NOTICE_AFTER, connect_or_host};
+pub use self::meet::{NOTICE_AFTER, connect_or_host, find, host_anywhere};
 pub use self::server::{Server, ServerOptions};
 
 /// Longest key in bytes.

@@ -2,7 +2,7 @@
 
 use super::copy::bytes_of;
 use super::frame::Label;
-use super::{MESSAGE_BYTES_MAX, RecvTicket, SendTicket};
+use super::{MESSAGE_BYTES_MAX, PostedRecv, RecvTicket, SendTicket};
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, OpKind};
@@ -96,16 +96,28 @@ impl ProcessGroup {
         from: usize,
         tag: u32,
     ) -> Result<RecvTicket<T>, Error> {
-        self.check_root(OpKind::recv(Some(from), tag), from)?;
+        let posted = self.post_recv(buffer.len(), Some(from), tag)?;
+        Ok(RecvTicket { posted, buffer })
+    }
+
+    /// As [`recv_async`](Self::recv_async) for a message of `len` elements, from one rank or from any, into memory that the caller brings
+    /// when it waits.
+    pub fn post_recv<T: Element>(
+        &self,
+        len: usize,
+        from: Option<usize>,
+        tag: u32,
+    ) -> Result<PostedRecv<T>, Error> {
+        let kind = OpKind::recv(from, tag);
+        self.check_root(kind, from.unwrap_or(0))?;
         let p2p = &self.member().p2p;
-        let operation = p2p.operation(OpKind::recv(Some(from), tag));
-        let label = Label::of::<T>(tag, buffer.len());
-        Ok(RecvTicket {
+        let (operation, label) = (p2p.operation(kind), Label::of::<T>(tag, len));
+        Ok(PostedRecv {
             claim: p2p.post_for_later(operation, &label, from)?,
             group: self.clone(),
             operation,
             label,
-            buffer: Some(buffer),
+            element: std::marker::PhantomData,
         })
     }
 

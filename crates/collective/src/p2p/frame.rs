@@ -17,7 +17,9 @@ use crate::element::{DType, Element};
 pub(super) const FRAME_BYTES: usize = 40;
 const MAGIC: [u8; 4] = *b"PPC1";
 /// Longest message.
-pub(super) const MESSAGE_BYTES_MAX: usize = 1 << 30;
+///
+/// *Units*: bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 30;
 
 /// What a message is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -24,9 +24,9 @@ impl PointToPoint {
         self: &Arc<Self>,
         operation: Operation,
         label: &Label,
-        from: usize,
+        from: Option<usize>,
     ) -> Result<u64, Error> {
-        let claim = self.post(Some(from), label.tag)?;
+        let claim = self.post(from, label.tag)?;
         if let Some(recorder) = self.status.recorder() {
             let message = recorded(operation, label);
             recorder.p2p.posted(&message, Instant::now());

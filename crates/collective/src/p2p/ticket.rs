@@ -86,41 +86,28 @@ pub struct Received<T: Element> {
     pub from: usize,
 }
 
-/// A receive that has been posted. Dropping the ticket gives the receive up; a message that had come for it is lost.
+/// A receive that has been posted, whose data goes into memory that its caller brings. Dropping it gives the receive up; a message that
+/// had come for it is lost.
 ///
 /// Keeps the group alive.
 #[derive(Debug)]
-pub struct RecvTicket<T: Element> {
+pub struct PostedRecv<T: Element> {
     pub(super) group: ProcessGroup,
     pub(super) claim: u64,
     pub(super) operation: Operation,
     pub(super) label: Label,
-    pub(super) buffer: Option<Buffer<T>>,
+    pub(super) element: std::marker::PhantomData<T>,
 }
 
-impl<T: Element> RecvTicket<T> {
-    /// Waits for the message and copies it into the buffer.
+impl<T: Element> PostedRecv<T> {
+    /// Waits for the message, copies it into `data`, and says which rank sent it.
     ///
-    /// *Blocks*: at most for the group's timeout, counted from here: a receive may be posted long before.
-    /// *Errors*: as [`recv`](ProcessGroup::recv).
-    pub fn wait(mut self) -> Result<Received<T>, Error> {
-        let mut buffer = self.buffer.take().expect("a ticket is waited for once");
+    /// *Shape*: as long as the receive was posted for. *Blocks*: at most for the group's timeout, counted from here: a receive may be
+    /// posted long before. *Errors*: as [`recv`](ProcessGroup::recv).
+    pub fn wait(self, data: &mut [T]) -> Result<usize, Error> {
+        let label = Label::of::<T>(self.label.tag, data.len());
         let p2p = &self.group.member().p2p;
-        let from = p2p.receive(self.claim, self.operation, &self.label, &mut buffer)?;
-        Ok(Received { buffer, from })
-    }
-
-    /// Waits, but at most `limit`; gives the ticket back when nothing has come.
-    pub fn wait_timeout(self, limit: Duration) -> Result<Result<Received<T>, Error>, Self> {
-        match self.is_done_within(limit) {
-            true => Ok(self.wait()),
-            false => Err(self),
-        }
-    }
-
-    /// Whether waiting would return at once.
-    pub fn is_done(&self) -> bool {
-        self.is_done_within(Duration::ZERO)
+        p2p.receive(self.claim, self.operation, &label, data)
     }
 
     fn is_done_within(&self, limit: Duration) -> bool {
@@ -130,9 +117,43 @@ impl<T: Element> RecvTicket<T> {
     }
 }
 
-impl<T: Element> Drop for RecvTicket<T> {
+impl<T: Element> Drop for PostedRecv<T> {
     fn drop(&mut self) {
         let p2p = &self.group.member().p2p;
         p2p.withdraw(self.claim, self.operation);
+    }
+}
+
+/// A receive that has been posted with its buffer. Dropping the ticket gives the receive up; a message that had come for it is lost.
+///
+/// Keeps the group alive.
+#[derive(Debug)]
+pub struct RecvTicket<T: Element> {
+    pub(super) posted: PostedRecv<T>,
+    pub(super) buffer: Buffer<T>,
+}
+
+impl<T: Element> RecvTicket<T> {
+    /// Waits for the message and copies it into the buffer.
+    ///
+    /// *Blocks*: at most for the group's timeout, counted from here: a receive may be posted long before.
+    /// *Errors*: as [`recv`](ProcessGroup::recv).
+    pub fn wait(self) -> Result<Received<T>, Error> {
+        let mut buffer = self.buffer;
+        let from = self.posted.wait(&mut buffer)?;
+        Ok(Received { buffer, from })
+    }
+
+    /// Waits, but at most `limit`; gives the ticket back when nothing has come.
+    pub fn wait_timeout(self, limit: Duration) -> Result<Result<Received<T>, Error>, Self> {
+        match self.posted.is_done_within(limit) {
+            true => Ok(self.wait()),
+            false => Err(self),
+        }
+    }
+
+    /// Whether waiting would return at once.
+    pub fn is_done(&self) -> bool {
+        self.posted.is_done_within(Duration::ZERO)
     }
 }

@@ -7,7 +7,7 @@
 //! | `MASTER_ADDR`, `MASTER_PORT` | hosts there | dial there |
 //! | and `TORCHELASTIC_USE_AGENT_STORE=True` | hosts on a free port, publishes it in the agent's store | read it there, dial |
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use super::client::dial::retry;
@@ -50,6 +50,52 @@ pub fn connect_or_host(
         (false, 0) => host(env, env.master_port, timeout),
         (false, _) => Ok((None, dial(env, &master, timeout)?)),
     }
+}
+
+/// Hosts the store on a free port, for ranks that tell each other by means of their own where it is. The second result is its addresses
+/// as text, for [`find`].
+///
+/// *Blocks*: at most for `timeout`, while it looks up names.
+pub fn host_anywhere(env: &WorkerEnv, timeout: Duration) -> Result<(Server, String), StoreError> {
+    let server = bind(env, 0, timeout)?;
+    let master = net::join(&env.master_addr, env.master_port.max(1));
+    let local = net::resolve(&master, timeout)
+        .ok()
+        .and_then(|addrs| route_to(*addrs.first()?));
+    let addresses = addresses(env, local, server.addr().port());
+    Ok((server, addresses))
+}
+
+/// This machine's address on the way to another one. Nothing is sent.
+fn route_to(addr: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match addr {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(addr).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The one of these addresses at which the job's store answers. They are hints: the listener there has to prove the token.
+///
+/// *Blocks*: at most for `timeout`.
+pub fn find(env: &WorkerEnv, addresses: &str, timeout: Duration) -> Result<String, StoreError> {
+    retry(addresses, timeout, never, |left| {
+        first_of(env, addresses, left)
+    })
+    .map(|client| client.server().to_owned())
+}
+
+fn first_of(env: &WorkerEnv, addresses: &str, left: Duration) -> Result<Client, StoreError> {
+    let mut outcome = Err(StoreError::NoMeetingPoint { world: env.world });
+    for address in addresses.split(',').take(ADDRESSES_MAX) {
+        outcome = Client::attempt(address, &env.token, env.tls, left);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
 }
 
 /// Dials rank 0, and says so if that takes long: where no launcher hosts the store, none tells.
@@ -176,14 +222,7 @@ fn find_through_agent(
     retry(master, timeout, never, |left| {
         let published = Agent::connect(master, left)?.get(&agent_key(env), left)?;
         let published = String::from_utf8_lossy(&published).into_owned();
-        let mut outcome = Err(StoreError::NoMeetingPoint { world: env.world });
-        for address in published.split(',').take(ADDRESSES_MAX) {
-            outcome = Client::attempt(address, &env.token, env.tls, left);
-            if outcome.is_ok() {
-                break;
-            }
-        }
-        outcome
+        first_of(env, &published, left)
     })
 }
 
@@ -214,6 +253,21 @@ mod tests {
         ] {
             assert_eq!(addresses(&env, local, 4711), expected);
         }
+    }
+
+    #[test]
+    fn a_store_on_a_free_port_is_found_at_the_first_of_its_addresses_that_answers() {
+        let (env, timeout) = (WorkerEnv::alone(), Duration::from_secs(5));
+        let (server, addresses) = host_anywhere(&env, timeout).unwrap();
+        assert_eq!(addresses, server.addr().to_string());
+        let with_another = format!("127.0.0.1:1,{addresses}");
+        assert_eq!(find(&env, &with_another, timeout).unwrap(), addresses);
+        let stranger = WorkerEnv {
+            token: Token::derived("another job"),
+            ..env
+        };
+        let refused = find(&stranger, &addresses, Duration::from_millis(50)).unwrap_err();
+        assert!(refused.to_string().contains(&addresses), "{refused}");
     }
 
     #[test]

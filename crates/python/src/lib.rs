@@ -1,0 +1,38 @@
+//! The library behind the Python package `paceline`: process groups of `paceline-collective` as C functions, loaded with ctypes. It knows
+//! neither Python nor PyTorch.
+//!
+//! # Handles
+//!
+//! Groups, works and servers are numbers. A number that is none, or no longer, is a failure and not a crash. So is a number of the parent
+//! process in a forked child, where none of the parent's threads runs: the child may form groups of its own.
+//!
+//! # Calls
+//!
+//! A [`Call`] is an operation on the caller's memory, given as [`Span`]s. [`paceline_run`] returns when it is over;
+//! [`paceline_submit`] gives a work, to wait for or to be told of. Collective operations of a group run in the order of their submission.
+//! Sends run in the order of their submission to each rank, receives are matched in the order of theirs, and both make progress whether or
+//! not anybody waits, so that two ranks may first wait for their sends and then for their receives.
+//!
+//! # Failures
+//!
+//! Functions return [`OK`], [`PENDING`] or [`FAILED`]. After a failure, [`paceline_text`] is a report in JSON ([`Failure`]). A panic is a
+//! failure too, and never reaches the caller.
+
+mod abi;
+mod call;
+mod failure;
+mod group;
+mod handles;
+mod memory;
+mod settings;
+mod work;
+mod worker;
+
+pub use self::abi::{
+    FAILED, OK, PENDING, paceline_abort, paceline_close, paceline_forget, paceline_host,
+    paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_set_timeout,
+    paceline_subgroup, paceline_submit, paceline_text, paceline_version, paceline_wait,
+};
+pub use self::call::{Call, Kind};
+pub use self::failure::Failure;
+pub use self::memory::Span;
