@@ -12,7 +12,7 @@ use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{json, valued};
-use crate::usage::{lang, langs};
+use crate::usage::{langs, report_lang};
 
 pub use check::CheckArgs;
 pub use job::Subject;
@@ -86,7 +86,7 @@ pub fn command() -> clap::Command {
         )
         .arg(
             valued("lang", "LANG", ValueParser::new(langs()))
-                .help("Language of what is found about a job that runs or is over [default: the locale's, else en]"),
+                .help("Language of what is found [default: the locale's, else en]"),
         )
         .arg(json());
     check::add_to(command)
@@ -110,9 +110,10 @@ pub fn read(matches: &ArgMatches) -> DoctorArgs {
 ///
 /// *Errors*: what kept it from that.
 pub(crate) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
+    let lang = report_lang(args.lang, args.json);
     match (&args.subject, &args.flight) {
-        (Some(subject), _) => job::explain(subject, lang(args.lang), args.json),
-        (None, Some(dir)) => flight::read(dir, lang(args.lang), args.json),
-        (None, None) => check::check(&args.check, args.json),
+        (Some(subject), _) => job::explain(subject, lang, args.json),
+        (None, Some(dir)) => flight::read(dir, lang, args.json),
+        (None, None) => check::check(&args.check, lang, args.json),
     }
 }

@@ -42,6 +42,7 @@ pub fn new(program: &Path, processes: usize) -> Result<Job, Failure> {
 /// *Errors*: it could not be started.
 pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
     let lang = lang(usage.lang);
+    job.lang = lang;
     let usage = Usage::start(usage, &mut job)?;
     let flight_dir = flight_dir(&job.env, env::var_os(FLIGHT_DIR).map(PathBuf::from));
     let before = flight_dir.as_deref().map(dumps).unwrap_or_default();
@@ -97,7 +98,7 @@ fn report(outcome: &Outcome, lang: Lang) -> Exit {
     let exit = ending(outcome);
     let (text, hint) = match (&outcome.failure, &outcome.lost) {
         (Some(failure), _) => (failure.text(lang), failure.hint(lang)),
-        (None, Some(lost)) => (lost.to_string(), lost.hint(lang)),
+        (None, Some(lost)) => (lost.why.of(lang).to_owned(), lost.hint(lang)),
         (None, None) => return exit,
     };
     Failure::new(exit, text, hint).report_in(lang)

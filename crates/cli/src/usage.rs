@@ -36,7 +36,7 @@ pub struct UsageArgs {
     /// Draw utilisation over time as SVG
     #[arg(id = "usage_svg", long = "usage-svg", value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Language of the summary, the picture and the report of a failure [default: the locale's, else en]
+    /// Language of the summary, the picture, notices and the report of a failure [default: the locale's, else en]
     #[arg(long, value_name = "LANG", value_parser = langs())]
     pub lang: Option<Lang>,
     /// Whether the job computes on processors only: the devices of other jobs do not concern it.
@@ -87,6 +87,14 @@ pub(crate) fn langs() -> impl TypedValueParser<Value = Lang> {
 /// The language to use: the one asked for, else the locale's.
 pub fn lang(asked: Option<Lang>) -> Lang {
     asked.unwrap_or_else(|| Lang::from_env(|name| std::env::var(name).ok()))
+}
+
+/// The language of a report. Machines, which read JSON, are told English.
+pub(crate) fn report_lang(asked: Option<Lang>, json: bool) -> Lang {
+    match json {
+        true => Lang::En,
+        false => lang(asked),
+    }
 }
 
 /// A tracker beside a job.

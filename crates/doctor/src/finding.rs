@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-pub(crate) use paceline_gpu::words::count;
+use paceline_gpu::words;
 use paceline_words::{Lang, Word, say};
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +87,8 @@ pub struct Fact {
 /// What checks write down as they go.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
+    /// The language of all of it.
+    pub(crate) lang: Lang,
     pub(crate) findings: Vec<Finding>,
     pub(crate) facts: Vec<Fact>,
 }
@@ -99,7 +101,15 @@ pub(crate) struct Sheet<'a> {
 }
 
 impl Notes {
-    pub(crate) fn sheet(&mut self, check: &'static str) -> Sheet<'_> {
+    pub(crate) fn new(lang: Lang) -> Self {
+        Self {
+            lang,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn sheet(&mut self, check: Word) -> Sheet<'_> {
+        let check = check.of(self.lang);
         Sheet { notes: self, check }
     }
 }
@@ -145,6 +155,14 @@ macro_rules! findings {
 }
 
 findings!(error Error, warning Warning, note Note);
+
+/// "1 rank", "3 ranks", "랭크 3개".
+pub(crate) fn count(lang: Lang, number: usize, en: &str, ko: &str) -> String {
+    match lang {
+        Lang::En => words::count(number, en),
+        Lang::Ko => format!("{ko} {number}개"),
+    }
+}
 
 /// A number of bytes for people.
 pub(crate) fn size(bytes: u64) -> String {

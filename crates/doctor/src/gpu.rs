@@ -23,7 +23,6 @@ mod gaps;
 mod heat;
 mod holders;
 mod iommu;
-mod korean;
 mod libraries;
 mod limits;
 mod lost;
@@ -43,15 +42,20 @@ mod xid;
 use std::io::{self, Write};
 
 use paceline_gpu::snapshot::Snapshot;
-use paceline_words::Lang;
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
 use crate::finding::{Fact, Finding, Notes, Severity, plain};
 use crate::report::{Verdict, write_facts, write_findings};
 
+pub(crate) use self::driver::trouble;
+pub(crate) use self::words::models;
+
 /// What a snapshot comes to.
 #[derive(Debug, Clone, Serialize)]
 pub struct GpuReport {
+    #[serde(skip)]
+    lang: Lang,
     /// Version of these fields.
     pub paceline_gpu_doctor: u32,
     /// The machine of the snapshot.
@@ -62,11 +66,6 @@ pub struct GpuReport {
     pub findings: Vec<Finding>,
     /// What was looked at.
     pub facts: Vec<Fact>,
-}
-
-/// "2 x NAME" for each model of the machine, in one line.
-pub(crate) fn models(snapshot: &Snapshot) -> String {
-    words::joined(words::models(snapshot))
 }
 
 /// The rules, in the order in which findings of one severity are printed: the cause before what comes of it.
@@ -93,27 +92,29 @@ const RULES: [fn(&Snapshot, &mut Notes); 20] = [
     gaps::judge,
 ];
 
-/// Judges one snapshot.
+/// Judges one snapshot, in this language.
 ///
 /// *Cost*: microseconds; nothing is read from the machine.
 ///
 /// ```
 /// use paceline_doctor::gpu::diagnose;
 /// use paceline_gpu::snapshot::Snapshot;
+/// use paceline_words::Lang;
 ///
 /// let saved = br#"{"paceline_snapshot":1,"host":"a","driver":{"trouble":"no_driver"}}"#;
-/// let report = diagnose(&Snapshot::from_json(saved)?);
+/// let report = diagnose(&Snapshot::from_json(saved)?, Lang::En);
 /// assert_eq!(report.findings[0].what, "NVIDIA's kernel module is not loaded");
 /// # Ok::<(), paceline_gpu::snapshot::SnapshotError>(())
 /// ```
-pub fn diagnose(snapshot: &Snapshot) -> GpuReport {
-    let mut notes = Notes::default();
+pub fn diagnose(snapshot: &Snapshot, lang: Lang) -> GpuReport {
+    let mut notes = Notes::new(lang);
     for rule in RULES {
         rule(snapshot, &mut notes);
     }
     // Stable: within a severity in the order of the rules.
     notes.findings.sort_by_key(|finding| finding.severity);
     GpuReport {
+        lang,
         paceline_gpu_doctor: 1,
         host: plain(&snapshot.host),
         taken_unix_s: snapshot.taken_unix_s,
@@ -136,16 +137,17 @@ impl GpuReport {
         self.findings.first().map(|finding| finding.severity)
     }
 
-    /// Writes it for people. In Korean the frame is translated, and reason and advice of the commonest findings.
-    pub fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
-        let place = match self.host.is_empty() {
-            true => "on this machine".to_owned(),
-            false => format!("on {}", self.host),
+    /// Writes it for people.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let (lang, host) = (self.lang, &self.host);
+        let place = match host.is_empty() {
+            true => say!(lang, "on this machine", "이 머신"),
+            false => match lang {
+                Lang::En => format!("on {host}"),
+                Lang::Ko => host.clone(),
+            },
         };
-        match lang {
-            Lang::En => write_findings(&self.findings, &place, out)?,
-            Lang::Ko => korean::write(&self.findings, &self.host, out)?,
-        }
+        write_findings(&self.findings, &place, lang, out)?;
         write_facts(&self.facts, out)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `finding` | findings and facts, which checks write down |
+//! | `checks`, `finding` | what is looked at; findings and facts, which checks write down |
 //! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
 //! | `gpu` | GPUs: rules over one snapshot of devices and driver |
 //! | `links` | what measured links between GPUs mean for NCCL |
@@ -24,6 +24,7 @@
 //! # Ok::<(), paceline_doctor::DoctorError>(())
 //! ```
 
+mod checks;
 mod error;
 mod finding;
 pub mod flight;
@@ -36,6 +37,7 @@ mod report;
 
 use paceline_gpu::host::Host;
 use paceline_rendezvous::env;
+use paceline_words::Lang;
 
 pub use self::error::DoctorError;
 pub use self::finding::{Fact, Finding, Severity};
@@ -63,19 +65,21 @@ pub fn examine(options: &Options, notice: &dyn Fn(&str)) -> Result<Report, Docto
     let system = rustix::system::uname();
     let own = system.nodename().to_string_lossy();
     let name = options.host.clone().unwrap_or_else(|| own.to_string());
-    let mut notes = Notes::default();
-    let summary = local::look(&host, &own, options, &mut notes);
-    let ranks = options.ranks;
+    let seen = local::look(&host, &own, options);
+    let (lang, ranks) = (options.lang, options.ranks);
+    let mut notes = seen.judge(&host, options, lang);
     if !options.has_several_nodes() {
         return Ok(Report::new(name, ranks, notes, None));
     }
 
     let token = options.token.clone().ok_or(DoctorError::NoSharedToken)?;
     let speech = Speech { token, tls };
+    // The readers of other nodes' reports may speak another language.
+    let told = [Lang::En, Lang::Ko].map(|lang| seen.judge(&host, options, lang).findings);
     let (nodes, later, is_late) =
-        match nodes::meet(options, &speech, &name, &summary, &notes, notice)? {
+        match nodes::meet(options, &speech, &name, &seen.summary(), &told, notice)? {
             Met::Nodes(nodes) => {
-                let mut between = Notes::default();
+                let mut between = Notes::new(lang);
                 nodes::judge::judge(&nodes, options.timeout.as_secs(), &mut between);
                 let is_late = nodes.cards.len() < nodes.min;
                 notes.facts.append(&mut between.facts);

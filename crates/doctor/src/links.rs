@@ -1,7 +1,9 @@
 //! What the links mean: what is wrong, what NCCL has to be told, and what to do about it.
 
 use paceline_nccl::pairs::{Link, LinkReport, Outcome};
+use paceline_words::{Lang, say};
 
+use crate::checks;
 use crate::finding::{Finding, Notes, Severity};
 
 /// What NCCL takes from `/dev/shm` for two devices that go through the host, at most, with its defaults.
@@ -57,31 +59,30 @@ impl Judgement {
         self.findings.iter().map(|finding| finding.severity).min()
     }
 
-    fn add(&mut self, severity: Severity, what: String, why: &str, fix: impl Into<String>) {
+    fn add(&mut self, severity: Severity, what: String, why: String, fix: String) {
         let mut notes = Notes::default();
-        let mut sheet = notes.sheet("links");
-        sheet.add(severity, what, why.to_owned(), fix.into());
+        notes.sheet(checks::LINKS).add(severity, what, why, fix);
         self.findings.append(&mut notes.findings);
     }
 }
 
-/// Says what the links mean for a job that uses NCCL on these devices.
+/// Says what the links mean for a job that uses NCCL on these devices, in this language.
 ///
 /// *Source*: "Troubleshooting" in NCCL's user guide, for ACS, IOMMU, and `/dev/shm`.
-pub fn judge(report: &LinkReport, around: &Surroundings) -> Judgement {
+pub fn judge(report: &LinkReport, around: &Surroundings, lang: Lang) -> Judgement {
     let mut judgement = Judgement::default();
     let is_off = around.p2p_disable.as_deref() == Some("1");
     let broken: Vec<&Link> = links(report, |link| link.says_ok && link.peer.is_bad());
-    judge_broken(&broken, around, &mut judgement);
-    judge_host(report, &mut judgement);
+    judge_broken(&broken, around, lang, &mut judgement);
+    judge_host(report, lang, &mut judgement);
     let unsupported = links(report, |link| !link.says_ok);
-    judge_unsupported(report, &unsupported, &mut judgement);
+    judge_unsupported(report, &unsupported, lang, &mut judgement);
     let uses_host = is_off || !broken.is_empty() || !unsupported.is_empty();
     if uses_host && !report.links.is_empty() {
-        judge_shm(report, around, &mut judgement);
+        judge_shm(report, around, lang, &mut judgement);
     }
-    judge_slow(report, &mut judgement);
-    judge_untried(report, &mut judgement);
+    judge_slow(report, lang, &mut judgement);
+    judge_untried(report, lang, &mut judgement);
     judgement.findings.sort_by_key(|finding| finding.severity);
     judgement
 }
@@ -91,118 +92,179 @@ fn links(report: &LinkReport, is_meant: impl Fn(&Link) -> bool) -> Vec<&Link> {
 }
 
 /// `0 to 1, 1 to 0`, as far as it can be read.
-fn named(links: &[&Link]) -> String {
+fn named(links: &[&Link], lang: Lang) -> String {
     const SHOWN_MAX: usize = 6;
     let shown: Vec<String> = links
         .iter()
         .take(SHOWN_MAX)
-        .map(|link| format!("{} to {}", link.from, link.to))
+        .map(|link| match lang {
+            Lang::En => format!("{} to {}", link.from, link.to),
+            Lang::Ko => format!("{}→{}", link.from, link.to),
+        })
         .collect();
+    let shown = shown.join(", ");
     match links.len().saturating_sub(SHOWN_MAX) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+        0 => shown,
+        more => say!(lang, "{shown} and {more} more", "{shown} 외 {more}개"),
     }
 }
 
 /// The slowest and the fastest of some speeds: `12.3 GB/s`, `11.0 to 12.3 GB/s`.
-fn speeds<'a>(outcomes: impl Iterator<Item = &'a Outcome>) -> Option<String> {
+fn speeds<'a>(outcomes: impl Iterator<Item = &'a Outcome>, lang: Lang) -> Option<String> {
     let mut all: Vec<f64> = outcomes.filter_map(Outcome::gb_per_second).collect();
     all.sort_by(f64::total_cmp);
     let (first, last) = (all.first()?, all.last()?);
     let (first, last) = (format!("{first:.1}"), format!("{last:.1}"));
-    Some(if first == last {
-        format!("{first} GB/s")
-    } else {
-        format!("{first} to {last} GB/s")
+    Some(match (first == last, lang) {
+        (true, _) => format!("{first} GB/s"),
+        (false, Lang::En) => format!("{first} to {last} GB/s"),
+        (false, Lang::Ko) => format!("{first}~{last} GB/s"),
     })
 }
 
 /// The driver says that it works, and it does not: NCCL would believe it.
-fn judge_broken(broken: &[&Link], around: &Surroundings, judgement: &mut Judgement) {
+fn judge_broken(broken: &[&Link], around: &Surroundings, lang: Lang, judgement: &mut Judgement) {
     if broken.is_empty() {
         return;
     }
     let how = |link: &&Link| match &link.peer {
-        Outcome::Wrong { by, bytes } => format!("{bytes} bytes of {by} were wrong"),
-        Outcome::Stuck => "a copy never ended".to_owned(),
+        Outcome::Wrong { by, bytes } => match (lang, by.as_str()) {
+            (Lang::En, by) => format!("{bytes} bytes of {by} were wrong"),
+            (Lang::Ko, "a kernel") => format!("커널에서 {bytes}바이트가 틀림"),
+            (Lang::Ko, _) => format!("복사에서 {bytes}바이트가 틀림"),
+        },
+        Outcome::Stuck => say!(lang, "a copy never ended", "복사가 끝나지 않음"),
         Outcome::Failed { reason } => reason.clone(),
         Outcome::Fine { .. } | Outcome::NotSupported | Outcome::NotTried => String::new(),
     };
-    let first = broken.first().map(how).unwrap_or_default();
-    let what = format!(
-        "peer-to-peer does not work though the driver says so: GPU {} ({first})",
-        named(broken)
+    let (first, named) = (
+        broken.first().map(how).unwrap_or_default(),
+        named(broken, lang),
     );
-    let mend = "to mend it: turn the IOMMU off or to pass-through (`intel_iommu=off`, `amd_iommu=off` or `iommu=pt` for the kernel), \
-                and Access Control Services in the firmware (ACS; `paceline gpu doctor` as root shows where it is on); in a \
-                virtual machine it is the hypervisor's to set";
+    let what = say!(
+        lang,
+        "peer-to-peer does not work though the driver says so: GPU {named} ({first})",
+        "드라이버는 된다고 하지만 P2P가 동작하지 않음: GPU {named}({first})"
+    );
+    let mend = say!(
+        lang,
+        "to mend it: turn the IOMMU off or to pass-through (`intel_iommu=off`, `amd_iommu=off` or `iommu=pt` for the kernel), \
+         and Access Control Services in the firmware (ACS; `paceline gpu doctor` as root shows where it is on); in a \
+         virtual machine it is the hypervisor's to set",
+        "고치려면 IOMMU를 끄거나 통과 모드로 바꾸고(커널에 `intel_iommu=off`, `amd_iommu=off` 또는 `iommu=pt`), 펌웨어에서 ACS를 끄세요(켜진 곳은 root 권한의 \
+         `paceline gpu doctor`에 나옵니다). 가상 머신에서는 하이퍼바이저에서 설정해야 합니다"
+    );
     let fix = match around.p2p_disable.as_deref() {
-        Some("1") => format!(
-            "{P2P_DISABLE}=1 is set: NCCL goes through the host's memory, which works; {mend}"
+        Some("1") => say!(
+            lang,
+            "{P2P_DISABLE}=1 is set: NCCL goes through the host's memory, which works; {mend}",
+            "{P2P_DISABLE}=1이 설정되어 있어 NCCL이 호스트 메모리를 거치며, 이 경로는 동작합니다. {mend}"
         ),
-        Some(value) => format!(
-            "{P2P_DISABLE} is set to {value}: set it to 1, so that NCCL goes through the host's memory; {mend}"
+        Some(value) => say!(
+            lang,
+            "{P2P_DISABLE} is set to {value}: set it to 1, so that NCCL goes through the host's memory; {mend}",
+            "{P2P_DISABLE} 값이 {value}입니다. NCCL이 호스트 메모리를 거치도록 1로 설정하세요. {mend}"
         ),
         None => {
             judgement
                 .variables
                 .push((P2P_DISABLE.to_owned(), "1".to_owned()));
-            format!(
-                "set {P2P_DISABLE}=1 for all ranks, so that NCCL goes through the host's memory; {mend}"
+            say!(
+                lang,
+                "set {P2P_DISABLE}=1 for all ranks, so that NCCL goes through the host's memory; {mend}",
+                "NCCL이 호스트 메모리를 거치도록 모든 랭크에 {P2P_DISABLE}=1을 설정하세요. {mend}"
             )
         }
     };
-    let why = "NCCL believes the driver: the first collective hangs, or a job trains on corrupted numbers";
+    let why = say!(
+        lang,
+        "NCCL believes the driver: the first collective hangs, or a job trains on corrupted numbers",
+        "NCCL은 드라이버를 믿습니다. 그래서 첫 집합 통신에서 멈추거나, 깨진 값으로 학습하게 됩니다"
+    );
     judgement.add(Severity::Error, what, why, fix);
 }
 
 /// The way through the host is the last one that there is.
-fn judge_host(report: &LinkReport, judgement: &mut Judgement) {
+fn judge_host(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
     let broken = links(report, |link| link.host.is_bad());
     if broken.is_empty() {
         return;
     }
-    let what = format!(
-        "copies through the host's memory do not work: GPU {}",
-        named(&broken)
+    let named = named(&broken, lang);
+    let what = say!(
+        lang,
+        "copies through the host's memory do not work: GPU {named}",
+        "호스트 메모리를 거치는 복사가 동작하지 않음: GPU {named}"
     );
-    let why = "no setting of NCCL helps: every batch goes that way";
-    let fix = "see the kernel's log for Xid lines and PCIe errors (`paceline gpu doctor` as root shows them); look at the cards' seating, \
-               cables and power";
+    let why = say!(
+        lang,
+        "no setting of NCCL helps: every batch goes that way",
+        "모든 배치가 이 경로로 가므로 NCCL 설정으로는 해결되지 않습니다"
+    );
+    let fix = say!(
+        lang,
+        "see the kernel's log for Xid lines and PCIe errors (`paceline gpu doctor` as root shows them); look at the cards' seating, \
+         cables and power",
+        "커널 로그에서 Xid와 PCIe 오류를 찾으세요(root 권한의 `paceline gpu doctor`에 나옵니다). 카드의 장착 상태, 케이블, 전원도 확인하세요"
+    );
     judgement.add(Severity::Error, what, why, fix);
 }
 
 /// The driver says that it does not work.
-fn judge_unsupported(report: &LinkReport, unsupported: &[&Link], judgement: &mut Judgement) {
+fn judge_unsupported(
+    report: &LinkReport,
+    unsupported: &[&Link],
+    lang: Lang,
+    judgement: &mut Judgement,
+) {
     if unsupported.is_empty() {
         return;
     }
-    let host = speeds(unsupported.iter().map(|link| &link.host));
-    let host = host.map_or_else(String::new, |host| format!(", at {host} here"));
+    let host = speeds(unsupported.iter().map(|link| &link.host), lang);
+    let host = host.map(|host| say!(lang, ", at {host} here", "(이 머신에서 {host})"));
+    let host = host.unwrap_or_default();
     let are_all = unsupported.len() == report.links.len();
+    let named = named(unsupported, lang);
     let which = match are_all {
-        true => "between any two GPUs".to_owned(),
-        false => format!("from GPU {}", named(unsupported)),
+        true => say!(lang, "between any two GPUs", "모든 GPU 쌍"),
+        false => say!(lang, "from GPU {named}", "GPU {named} 사이"),
     };
-    let what = format!("no peer-to-peer {which}: the driver does not offer it");
-    let why = format!(
-        "NCCL sees that and goes through the host's memory by itself{host}: right results, a slower exchange. Usual for GeForce cards \
-         since the 40 series, for cards on two CPUs (different root complexes), and in virtual machines or behind an IOMMU"
+    let what = say!(
+        lang,
+        "no peer-to-peer {which}: the driver does not offer it",
+        "P2P 없음({which}): 드라이버가 제공하지 않음"
     );
-    let fix = "nothing has to be set; do not set NCCL_SHM_DISABLE, which takes that way away; train with one process per GPU";
-    judgement.add(Severity::Note, what, &why, fix);
+    let why = say!(
+        lang,
+        "NCCL sees that and goes through the host's memory by itself{host}: right results, a slower exchange. Usual for GeForce cards \
+         since the 40 series, for cards on two CPUs (different root complexes), and in virtual machines or behind an IOMMU",
+        "NCCL이 이를 알고 스스로 호스트 메모리를 거칩니다{host}. 결과는 맞고 통신만 느립니다. GeForce 40 시리즈 이후의 카드, 두 CPU에 나뉜 카드(root complex가 다름), \
+         가상 머신, IOMMU 뒤에서는 흔한 일입니다"
+    );
+    let fix = say!(
+        lang,
+        "nothing has to be set; do not set NCCL_SHM_DISABLE, which takes that way away; train with one process per GPU",
+        "설정할 것은 없습니다. NCCL_SHM_DISABLE은 이 경로를 막으므로 설정하지 마세요. GPU마다 프로세스 하나로 학습하세요"
+    );
+    judgement.add(Severity::Note, what, why, fix);
 }
 
 /// What goes through the host goes through `/dev/shm`.
-fn judge_shm(report: &LinkReport, around: &Surroundings, judgement: &mut Judgement) {
+fn judge_shm(report: &LinkReport, around: &Surroundings, lang: Lang, judgement: &mut Judgement) {
     if around.shm_disable.as_deref() == Some("1") {
-        let why = "where devices do not reach each other it is the way between them; what remains is the network, which is slower still";
         judgement.add(
             Severity::Warning,
-            "NCCL_SHM_DISABLE=1 is set, and devices have to go through the host's memory"
-                .to_owned(),
-            why,
-            "unset it",
+            say!(
+                lang,
+                "NCCL_SHM_DISABLE=1 is set, and devices have to go through the host's memory",
+                "호스트 메모리를 거쳐야 하는데 NCCL_SHM_DISABLE=1이 설정되어 있음"
+            ),
+            say!(
+                lang,
+                "where devices do not reach each other it is the way between them; what remains is the network, which is slower still",
+                "직접 통신이 안 되는 장치 사이에는 이 경로를 씁니다. 막으면 더 느린 네트워크만 남습니다"
+            ),
+            say!(lang, "unset it", "이 변수를 지우세요"),
         );
         return;
     }
@@ -210,57 +272,88 @@ fn judge_shm(report: &LinkReport, around: &Surroundings, judgement: &mut Judgeme
     let Some(free) = around.shm_free_bytes.filter(|free| *free <= needed) else {
         return;
     };
-    let what = format!(
+    let what = say!(
+        lang,
         "/dev/shm has {} MiB free, and NCCL goes through it here",
+        "NCCL이 쓰는 /dev/shm에 {} MiB만 남음",
         free >> 20
     );
-    let why = "it takes some MiB for each pair and channel: without them it ends with \"no space left on device\", \"failed to extend \
-               /dev/shm/nccl-...\" or a bus error";
-    let fix = "start the container with `--shm-size=8g` or `--ipc=host`, or `sudo mount -o remount,size=8G /dev/shm`; `ls /dev/shm` shows \
-               what earlier jobs left there";
+    let why = say!(
+        lang,
+        "it takes some MiB for each pair and channel: without them it ends with \"no space left on device\", \"failed to extend \
+         /dev/shm/nccl-...\" or a bus error",
+        "쌍과 채널마다 몇 MiB가 필요합니다. 모자라면 \"no space left on device\", \"failed to extend /dev/shm/nccl-...\"나 bus error로 끝납니다"
+    );
+    let fix = say!(
+        lang,
+        "start the container with `--shm-size=8g` or `--ipc=host`, or `sudo mount -o remount,size=8G /dev/shm`; `ls /dev/shm` shows \
+         what earlier jobs left there",
+        "컨테이너를 `--shm-size=8g`나 `--ipc=host`로 시작하거나 `sudo mount -o remount,size=8G /dev/shm`을 실행하세요. 이전 작업이 남긴 것은 `ls /dev/shm`에 \
+         나옵니다"
+    );
     judgement.add(Severity::Warning, what, why, fix);
 }
 
 /// Data that arrives intact may still take a detour.
-fn judge_slow(report: &LinkReport, judgement: &mut Judgement) {
+fn judge_slow(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
     let is_slow = |link: &Link| match (link.peer.gb_per_second(), link.host.gb_per_second()) {
         (Some(peer), Some(host)) => peer > 0.0 && host > peer * SLOW,
         _ => false,
     };
     let slow = links(report, is_slow);
-    let peer = speeds(slow.iter().map(|link| &link.peer));
-    let host = speeds(slow.iter().map(|link| &link.host));
+    let peer = speeds(slow.iter().map(|link| &link.peer), lang);
+    let host = speeds(slow.iter().map(|link| &link.host), lang);
     if let (Some(peer), Some(host)) = (peer, host) {
-        let what = format!(
-            "peer-to-peer is slower than the host's memory: GPU {}, {peer} against {host}",
-            named(&slow)
+        let named = named(&slow, lang);
+        let what = say!(
+            lang,
+            "peer-to-peer is slower than the host's memory: GPU {named}, {peer} against {host}",
+            "P2P가 호스트 메모리보다 느림: GPU {named}, P2P {peer}, 호스트 메모리 {host}"
         );
-        let why = "packets between the devices take a detour, mostly because ACS or the IOMMU sends them through the CPU";
-        let fix = "see `paceline gpu doctor` as root for ACS and the IOMMU; until then try whether NCCL_P2P_DISABLE=1, or NCCL_P2P_LEVEL=PXB, \
-                   makes steps faster";
+        let why = say!(
+            lang,
+            "packets between the devices take a detour, mostly because ACS or the IOMMU sends them through the CPU",
+            "장치 사이의 패킷이 돌아갑니다. 대개 ACS나 IOMMU가 CPU를 거치게 하기 때문입니다"
+        );
+        let fix = say!(
+            lang,
+            "see `paceline gpu doctor` as root for ACS and the IOMMU; until then try whether NCCL_P2P_DISABLE=1, or NCCL_P2P_LEVEL=PXB, \
+             makes steps faster",
+            "root 권한의 `paceline gpu doctor`에서 ACS와 IOMMU를 확인하세요. 그때까지는 NCCL_P2P_DISABLE=1이나 NCCL_P2P_LEVEL=PXB로 스텝이 빨라지는지 시험해 보세요"
+        );
         judgement.add(Severity::Warning, what, why, fix);
     }
 }
 
-fn judge_untried(report: &LinkReport, judgement: &mut Judgement) {
+fn judge_untried(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
     let untried = links(report, |link| {
         [&link.peer, &link.host].contains(&&Outcome::NotTried)
     });
     if !untried.is_empty() {
-        let what = format!("not everything was tried: GPU {}", named(&untried));
-        let why = "too many ways before them took the process that tried them along, or the driver did not answer any more";
-        judgement.add(
-            Severity::Note,
-            what,
-            why,
-            "mend the others, then test again",
+        let named = named(&untried, lang);
+        let what = say!(
+            lang,
+            "not everything was tried: GPU {named}",
+            "일부는 시험하지 못함: GPU {named}"
         );
+        let why = say!(
+            lang,
+            "too many ways before them took the process that tried them along, or the driver did not answer any more",
+            "앞선 경로를 시험하던 프로세스가 너무 여러 번 함께 종료되었거나, 드라이버가 더 이상 응답하지 않았습니다"
+        );
+        let fix = say!(
+            lang,
+            "mend the others, then test again",
+            "다른 연결을 먼저 고치고 다시 시험하세요"
+        );
+        judgement.add(Severity::Note, what, why, fix);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::local::tests::assert_korean;
     use paceline_nccl::Version;
     use paceline_nccl::pairs::PairDevice;
 
@@ -306,7 +399,8 @@ mod tests {
         word: &str,
         told: bool,
     ) {
-        let judgement = judge(report, around);
+        let judgement = judge(report, around, Lang::En);
+        assert_korean(&judge(report, around, Lang::Ko).findings);
         assert_eq!(judgement.worst(), worst, "{judgement:?}");
         let first = judgement
             .findings
@@ -342,7 +436,7 @@ mod tests {
             "no peer-to-peer between any two GPUs",
             false,
         );
-        let judgement = judge(&report, &roomy());
+        let judgement = judge(&report, &roomy(), Lang::En);
         assert!(judgement.findings[0].why.contains("at 5.5 GB/s here"));
     }
 
@@ -438,7 +532,7 @@ mod tests {
         report.links = (1..=8).map(|to| Link { to, ..link.clone() }).collect();
         let all: Vec<&Link> = report.links.iter().collect();
         assert_eq!(
-            named(&all),
+            named(&all, Lang::En),
             "0 to 1, 0 to 2, 0 to 3, 0 to 4, 0 to 5, 0 to 6 and 2 more"
         );
     }

@@ -19,6 +19,7 @@ use crate::finding::Notes;
 use crate::options::Options;
 use paceline_gpu::host::{Host, within};
 use paceline_gpu::places::Places;
+use paceline_words::Lang;
 
 /// For what may hang: file servers, and processes that the kernel holds.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,68 +45,94 @@ pub(crate) struct Summary {
     pub(crate) ports: Option<(u16, u16)>,
 }
 
+/// What was read of this machine.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    kernel: kernel::Kernel,
+    cpu: cpu::Cpu,
+    memory: memory::Memory,
+    limits: limits::Limits,
+    disk: disk::Look,
+    clock: clock::Clock,
+    network: network::Network,
+    ports: ports::Ports,
+    /// Nothing where the driver took too long.
+    gpus: Option<gpus::Seen>,
+    /// Nothing where looking took too long.
+    jobs: Option<Vec<leftovers::LeftoverJob>>,
+}
+
 /// Looks at everything. `name` is what this machine calls itself.
-pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options, notes: &mut Notes) -> Summary {
-    let several = options.has_several_nodes();
-    let kernel = kernel::read(host);
-    let cpu = cpu::read(host);
-    let memory = memory::read(host);
-    let limits = limits::read(host);
-    let network = network::read(host, name);
-    let ports = ports::read(host, &[ports::wanted(options).port]);
-
-    kernel::judge(&kernel, notes);
-    cpu::judge(&cpu, options, notes);
-    memory::judge(&memory, options, notes);
-    limits::judge(&limits, options, cpu.threads(options), notes);
-    look_at_disk(host, options, notes);
-    clock::judge(&clock::read(), several, notes);
-    network::judge(&network, several.then_some(&options.endpoint), notes);
-    ports::judge(&ports, options, notes);
-    environment::judge(host, options, cpu.usable(), notes);
-    look_at_gpus(host, notes);
+pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options) -> Seen {
     let root = host.path("/");
-    let jobs = within("doctor/jobs", LOOK_TIMEOUT, move || {
-        leftovers::read(&Host::new(root, &|_| None))
-    });
-    leftovers::judge(jobs.as_deref(), notes);
-
-    let group = memory.machine.group.map(|(most, _)| most);
-    Summary {
-        kernel: kernel.release,
-        arch: kernel.arch,
-        cores: cpu.usable(),
-        memory_bytes: memory
-            .machine
-            .total
-            .into_iter()
-            .chain(group)
-            .min()
-            .unwrap_or(0),
-        files: limits.files[0].unwrap_or(u64::MAX),
-        addrs: network.candidates(),
-        firewall: network.firewall,
-        ports: ports.range,
+    Seen {
+        kernel: kernel::read(host),
+        cpu: cpu::read(host),
+        memory: memory::read(host),
+        limits: limits::read(host),
+        disk: look_at_disk(host, options),
+        clock: clock::read(),
+        network: network::read(host, name),
+        ports: ports::read(host, &[ports::wanted(options).port]),
+        gpus: look_at_gpus(host),
+        jobs: within("doctor/jobs", LOOK_TIMEOUT, move || {
+            leftovers::read(&Host::new(root, &|_| None))
+        }),
     }
 }
 
-fn look_at_gpus(host: &Host<'_>, notes: &mut Notes) {
+impl Seen {
+    /// What is said about it.
+    pub(crate) fn judge(&self, host: &Host<'_>, options: &Options, lang: Lang) -> Notes {
+        let mut notes = Notes::new(lang);
+        let several = options.has_several_nodes();
+        kernel::judge(&self.kernel, &mut notes);
+        cpu::judge(&self.cpu, options, &mut notes);
+        memory::judge(&self.memory, options, &mut notes);
+        limits::judge(&self.limits, options, self.cpu.threads(options), &mut notes);
+        disk::judge(&self.disk, options, &mut notes);
+        clock::judge(&self.clock, several, &mut notes);
+        let endpoint = several.then_some(&options.endpoint);
+        network::judge(&self.network, endpoint, &mut notes);
+        ports::judge(&self.ports, options, &mut notes);
+        environment::judge(host, options, self.cpu.usable(), &mut notes);
+        gpus::judge(self.gpus.as_ref(), GPUS_TIMEOUT.as_secs(), &mut notes);
+        leftovers::judge(self.jobs.as_deref(), &mut notes);
+        notes
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        let machine = &self.memory.machine;
+        let group = machine.group.map(|(most, _)| most);
+        Summary {
+            kernel: self.kernel.release.clone(),
+            arch: self.kernel.arch.clone(),
+            cores: self.cpu.usable(),
+            memory_bytes: machine.total.into_iter().chain(group).min().unwrap_or(0),
+            files: self.limits.files[0].unwrap_or(u64::MAX),
+            addrs: self.network.candidates(),
+            firewall: self.network.firewall,
+            ports: self.ports.range,
+        }
+    }
+}
+
+fn look_at_gpus(host: &Host<'_>) -> Option<gpus::Seen> {
     let places = Places {
         root: host.path("/"),
         ..Places::from_env()
     };
-    let seen = within("doctor/gpus", GPUS_TIMEOUT, move || gpus::look(&places));
-    gpus::judge(seen.as_ref(), GPUS_TIMEOUT.as_secs(), notes);
+    within("doctor/gpus", GPUS_TIMEOUT, move || gpus::look(&places))
 }
 
-fn look_at_disk(host: &Host<'_>, options: &Options, notes: &mut Notes) {
+fn look_at_disk(host: &Host<'_>, options: &Options) -> disk::Look {
     let Some(folder) = disk::folder(host, options) else {
-        return disk::judge(None, options, notes);
+        return disk::Look::NotKept;
     };
     let asked = folder.clone();
     match within("doctor/disk", LOOK_TIMEOUT, move || disk::look(&asked)) {
-        Some(disk) => disk::judge(Some(&disk), options, notes),
-        None => disk::judge_silent(&folder, LOOK_TIMEOUT.as_secs(), notes),
+        Some(disk) => disk::Look::There(disk),
+        None => disk::Look::Silent(folder, LOOK_TIMEOUT.as_secs()),
     }
 }
 
@@ -133,13 +160,58 @@ pub(crate) mod tests {
 
     pub(crate) fn found(notes: &Notes) -> Vec<Said> {
         let said = |finding: &Finding| {
-            let (severity, check) = (
-                finding.severity.word(paceline_words::Lang::En),
-                &finding.check,
-            );
+            let (severity, check) = (finding.severity.word(Lang::En), &finding.check);
             Said(format!("{severity}: {check}: {}", finding.fix))
         };
         notes.findings.iter().map(said).collect()
+    }
+
+    /// What a check writes down. In Korean it writes as much, and leaves nothing in English.
+    pub(crate) fn noted(judge: impl Fn(&mut Notes)) -> Notes {
+        let [english, korean] = [Lang::En, Lang::Ko].map(|lang| {
+            let mut notes = Notes::new(lang);
+            judge(&mut notes);
+            notes
+        });
+        let severities = |notes: &Notes| -> Vec<Severity> {
+            let findings = notes.findings.iter();
+            findings.map(|finding| finding.severity).collect()
+        };
+        assert_eq!(severities(&english), severities(&korean));
+        assert_eq!(english.facts.len(), korean.facts.len());
+        assert_korean(&korean.findings);
+        for fact in &korean.facts {
+            assert!(!has_english(&fact.value), "not all Korean: {fact:?}");
+        }
+        english
+    }
+
+    /// Each sentence has Korean in it, and none is in English.
+    pub(crate) fn assert_korean(findings: &[Finding]) {
+        for finding in findings {
+            for text in [&finding.what, &finding.why, &finding.fix] {
+                assert!(text.chars().any(is_hangul), "no Korean: {text}");
+                assert!(!has_english(text), "not all Korean: {text}");
+            }
+        }
+    }
+
+    fn is_hangul(char: char) -> bool {
+        ('가'..='힣').contains(&char)
+    }
+
+    /// Whether three words in a row are English, besides commands and quotations.
+    fn has_english(text: &str) -> bool {
+        let outside = text.split('`').step_by(2);
+        let mut outside = outside.flat_map(|part| part.split('"').step_by(2));
+        outside.any(|part| {
+            let words: Vec<&str> = part.split_whitespace().collect();
+            let is_english = |word: &&str| {
+                let word = word.trim_matches(|char: char| !char.is_alphanumeric());
+                word.len() > 1 && word.chars().all(|char| char.is_ascii_lowercase())
+            };
+            words.windows(3).any(|words| words.iter().all(is_english))
+        })
     }
 
     #[test]
@@ -150,8 +222,9 @@ pub(crate) mod tests {
             log_dir: Some(folder.path().to_owned()),
             ..Options::new(1)
         };
-        let mut notes = Notes::default();
-        let summary = look(&host, "localhost", &options, &mut notes);
+        let seen = look(&host, "localhost", &options);
+        let notes = seen.judge(&host, &options, Lang::En);
+        let summary = seen.summary();
         assert!(summary.cores >= 1 && !summary.arch.is_empty());
         let errors: Vec<&Finding> = notes
             .findings

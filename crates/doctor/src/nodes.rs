@@ -9,6 +9,7 @@ pub(crate) mod table;
 
 use std::collections::BTreeMap;
 
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
 pub use self::card::{Card, Measured, Miss, MissKind, Outcome, Reach, Row};
@@ -33,25 +34,28 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// "node 1 (host b)".
-    pub(crate) fn name(&self, node: usize) -> String {
-        match self.cards.get(&node) {
-            Some(card) => format!("node {node} ({})", card.host),
-            None => format!("node {node}"),
+    /// "node 1 (b)", "노드 1(b)".
+    pub(crate) fn name(&self, node: usize, lang: Lang) -> String {
+        match self.cards.get(&node).map(|card| &card.host) {
+            Some(host) => say!(lang, "node {node} ({host})", "노드 {node}({host})"),
+            None => say!(lang, "node {node}", "노드 {node}"),
         }
     }
 
     /// Several names in one phrase, at most ten.
-    pub(crate) fn names(&self, nodes: &[usize]) -> String {
+    pub(crate) fn names(&self, nodes: &[usize], lang: Lang) -> String {
         const NAMED_MAX: usize = 10;
         let names = nodes.iter().take(NAMED_MAX);
-        let mut names: Vec<String> = names.map(|node| self.name(*node)).collect();
+        let mut names: Vec<String> = names.map(|node| self.name(*node, lang)).collect();
         if nodes.len() > NAMED_MAX {
-            names.push(format!("{} more", nodes.len() - NAMED_MAX));
+            let more = nodes.len() - NAMED_MAX;
+            names.push(say!(lang, "{more} more", "외 {more}개"));
         }
-        match names.split_last() {
-            Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
-            _ => names.concat(),
+        match (lang, names.split_last()) {
+            (Lang::En, Some((last, rest))) if !rest.is_empty() => {
+                format!("{} and {last}", rest.join(", "))
+            }
+            _ => names.join(", "),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_rendezvous::token::Token;
+use paceline_words::Lang;
 
 /// The job that is to begin, and how to look at it.
 #[derive(Debug, Clone)]
@@ -32,6 +33,8 @@ pub struct Options {
     pub timeout: Duration,
     /// What all nodes know; needed for several.
     pub token: Option<Token>,
+    /// The language of the report.
+    pub lang: Lang,
 }
 
 impl Options {
@@ -50,6 +53,7 @@ impl Options {
             host: None,
             timeout: Duration::from_secs(60),
             token: None,
+            lang: Lang::En,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use paceline_gpu::columns::aligned;
-use paceline_words::Lang;
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
 use crate::finding::{Fact, Finding, Notes, Severity, count};
@@ -13,6 +13,8 @@ use crate::nodes::{MissKind, Nodes, Outcome};
 /// What was found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    #[serde(skip)]
+    lang: Lang,
     /// Version of these fields.
     pub paceline_doctor: u32,
     /// Where it was looked from.
@@ -41,12 +43,14 @@ pub enum Verdict {
 }
 
 impl Report {
-    pub(crate) fn new(host: String, ranks: usize, notes: Notes, nodes: Option<Nodes>) -> Self {
-        let findings = match &nodes {
+    pub(crate) fn new(host: String, ranks: usize, notes: Notes, mut nodes: Option<Nodes>) -> Self {
+        let lang = notes.lang;
+        let findings = match &mut nodes {
             None => notes.findings,
-            Some(nodes) => merged(notes.findings, nodes),
+            Some(nodes) => merged(notes.findings, nodes, lang),
         };
         let mut report = Self {
+            lang,
             paceline_doctor: 1,
             host,
             ranks,
@@ -74,27 +78,30 @@ impl Report {
         }
     }
 
-    /// Writes it for people, or as one JSON object on one line.
+    /// Writes it for people, or as one JSON object on one line, in the language in which it was found.
     pub fn write(&self, json: bool, out: &mut impl Write) -> io::Result<()> {
         if json {
             serde_json::to_writer(&mut *out, self)?;
             return writeln!(out);
         }
-        let ranks = count(self.ranks, "rank");
-        write_findings(
-            &self.findings,
-            &format!("on {} for {ranks}", self.host),
-            out,
-        )?;
+        let (lang, host) = (self.lang, &self.host);
+        let ranks = count(lang, self.ranks, "rank", "랭크");
+        let place = match lang {
+            Lang::En => format!("on {host} for {ranks}"),
+            Lang::Ko => format!("{host}, {ranks}"),
+        };
+        write_findings(&self.findings, &place, lang, out)?;
         write_facts(&self.facts, out)?;
         if let Some(nodes) = &self.nodes {
-            write!(out, "\n{}", who(nodes))?;
-            write!(out, "\n{}", pairs(nodes))?;
+            write!(out, "\n{}", who(nodes, lang))?;
+            write!(out, "\n{}", pairs(nodes, lang))?;
             if has_measured(nodes) {
-                writeln!(
-                    out,
-                    "round trip, and speed of a short sample while other nodes measure too"
-                )?;
+                let legend = say!(
+                    lang,
+                    "round trip, and speed of a short sample while other nodes measure too",
+                    "왕복 시간, 그리고 다른 노드도 함께 재는 동안 짧게 잰 속도"
+                );
+                writeln!(out, "{legend}")?;
             }
         }
         Ok(())
@@ -106,26 +113,32 @@ impl Report {
     }
 }
 
-/// The findings for people, then how many there are where; `place` is such as `on node1`.
+/// The findings for people, then how many there are where; `place` is such as `on node1`, in Korean `node1`.
 pub(crate) fn write_findings(
     findings: &[Finding],
     place: &str,
+    lang: Lang,
     out: &mut impl Write,
 ) -> io::Result<()> {
     for finding in findings {
-        writeln!(out, "{finding}")?;
+        writeln!(out, "{}", finding.text(lang))?;
     }
     let number = |severity| {
         let found = findings.iter().filter(|found| found.severity == severity);
         found.count()
     };
-    let counted = [Severity::Error, Severity::Warning, Severity::Note]
-        .map(|severity| count(number(severity), severity.word(Lang::En)));
-    match findings.is_empty() {
-        true => writeln!(out, "nothing wrong found {place}")?,
-        false => writeln!(out, "{} {place}", counted.join(", "))?,
+    let counted = [Severity::Error, Severity::Warning, Severity::Note].map(|severity| {
+        let word = severity.word(lang);
+        count(lang, number(severity), word, word)
+    });
+    let counted = match findings.is_empty() {
+        true => say!(lang, "nothing wrong found", "발견된 문제 없음"),
+        false => counted.join(", "),
+    };
+    match lang {
+        Lang::En => writeln!(out, "{counted} {place}\n"),
+        Lang::Ko => writeln!(out, "{place}: {counted}\n"),
     }
-    writeln!(out)
 }
 
 /// What was looked at, one line each.
@@ -146,13 +159,16 @@ fn has_measured(nodes: &Nodes) -> bool {
 }
 
 /// The findings of all nodes about themselves; equal ones are said once, with the nodes that they hold for.
-fn merged(own: Vec<Finding>, nodes: &Nodes) -> Vec<Finding> {
+fn merged(own: Vec<Finding>, nodes: &mut Nodes, lang: Lang) -> Vec<Finding> {
     let mut all: Vec<Finding> = Vec::new();
-    let others = nodes.cards.iter().filter(|(node, _)| **node != nodes.me);
-    let others =
-        others.flat_map(|(node, card)| card.findings.iter().map(|found| (*node, found.clone())));
-    for (node, mut finding) in own.into_iter().map(|found| (nodes.me, found)).chain(others) {
-        let name = nodes.name(node);
+    let mut found: Vec<(usize, Finding)> = own.into_iter().map(|own| (nodes.me, own)).collect();
+    for (node, card) in &mut nodes.cards {
+        let told = card.take_findings(lang).into_iter();
+        let is_own = *node == nodes.me;
+        found.extend(told.filter(|_| !is_own).map(|finding| (*node, finding)));
+    }
+    for (node, mut finding) in found {
+        let name = nodes.name(node, lang);
         let same = |known: &&mut Finding| {
             (known.severity, &known.what, &known.fix)
                 == (finding.severity, &finding.what, &finding.fix)

@@ -29,14 +29,18 @@ impl DeviceError {
 ///
 /// *Blocks*: as long as the driver does; nothing wakes the devices.
 pub fn count() -> Result<usize, String> {
-    let places = Places::from_env();
-    match nvml::open(&places) {
-        Ok(library) => Ok(library.count() as usize),
-        Err(error) => Err(reason(error, &places)),
-    }
+    ask().map_err(|error| reason(&error, &Places::from_env()))
 }
 
-fn reason(error: DriverError, places: &Places) -> String {
+/// The same, with the driver's own error.
+///
+/// *Blocks*: as [`count`].
+pub fn ask() -> Result<usize, DriverError> {
+    nvml::open(&Places::from_env()).map(|library| library.count() as usize)
+}
+
+/// Why the driver at these places cannot say, in words.
+pub fn reason(error: &DriverError, places: &Places) -> String {
     match error {
         DriverError::NoLibrary(words) if places.library.is_some() => {
             format!("NVIDIA's driver library cannot be loaded: {words}")

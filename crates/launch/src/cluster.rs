@@ -18,6 +18,7 @@ use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::page::Generation;
 use paceline_rendezvous::store::{Etcd, Server, StoreError};
+use paceline_words::{Lang, Text, Word, say};
 
 use self::words::{describe, joins};
 use crate::elastic::agent::Agent;
@@ -453,7 +454,7 @@ impl<'a> NodeAgent<'a> {
         self.restarts = record.restarts;
         self.world = record.world();
         let changed = self.changed.map_or_else(Instant::now, |(_, at)| at);
-        let max_restarts = self.launcher.job.max_restarts;
+        let (max_restarts, lang) = (self.launcher.job.max_restarts, self.launcher.job.lang);
         let (is_first, joins) = (self.rounds == 0, place.joins);
         let is_outside = self.cluster.store == StoreKind::Etcd;
         if let Some(rank) = launcher.job.stdin
@@ -461,23 +462,38 @@ impl<'a> NodeAgent<'a> {
             && place.node_rank == 0
             && rank >= place.world
         {
-            eprintln!("warning: the job has no rank {rank}, so no rank reads standard input");
+            let line = say!(
+                lang,
+                "warning: the job has no rank {rank}, so no rank reads standard input",
+                "경고: 작업에 랭크 {rank}번이 없어 표준 입력을 읽는 랭크가 없음"
+            );
+            eprintln!("{line}");
         }
         self.rounds += 1;
         let notice = || {
-            if let Some(what) = describe(record, is_outside)
+            if let Some(what) = describe(record, is_outside, lang)
                 && !is_first
                 && !joins
             {
                 match &record.why {
                     Why::Failure(_) => {
-                        solo::notice(&what, record.restarts, max_restarts, changed);
+                        solo::notice(&what, (record.restarts, max_restarts), changed, lang);
                     }
                     _ => {
-                        let (round, nodes) =
-                            (record.id.number, count(record.members.len(), "node"));
+                        let (round, nodes) = (record.id.number, record.members.len());
                         let seconds = changed.elapsed().as_secs_f64();
-                        eprintln!("{what}; round {round} with {nodes} took {seconds:.3} s");
+                        let took = match lang {
+                            Lang::En => {
+                                let nodes = count(nodes, "node");
+                                format!("round {round} with {nodes} took {seconds:.3} s")
+                            }
+                            Lang::Ko => {
+                                format!(
+                                    "노드 {nodes}개로 라운드 {round} 시작에 {seconds:.3}초 걸림"
+                                )
+                            }
+                        };
+                        eprintln!("{what}; {took}");
                     }
                 }
             }
@@ -549,17 +565,15 @@ impl<'a> NodeAgent<'a> {
             return Order::Invite {
                 next: record.has_newcomers().then_some(next),
                 replacements: slots.map_or(0, |member| member.replacements),
-                incidents: joins(record, is_held),
+                incidents: joins(record, is_held, self.launcher.job.lang),
             };
         }
-        let why = match &record.why {
-            Why::Failure(report) => Some(report.failure.incident()),
-            _ => describe(record, self.cluster.store == StoreKind::Etcd),
-        };
-        Order::GoOn {
-            next,
-            why: why.unwrap_or_default(),
-        }
+        let is_outside = self.cluster.store == StoreKind::Etcd;
+        let why = Text::new(|lang| match &record.why {
+            Why::Failure(report) => report.failure.incident(lang),
+            _ => describe(record, is_outside, lang).unwrap_or_default(),
+        });
+        Order::GoOn { next, why }
     }
 
     fn place_in(&self, record: &Record) -> NodePlace {
@@ -616,14 +630,25 @@ impl<'a> NodeAgent<'a> {
             Exit::Signal(signal) if left_behind.is_empty() => {
                 if self.rounds == 0 {
                     let signal = signals::name(signal);
-                    eprintln!("{signal}: stopped while it waited for the other nodes");
+                    let line = say!(
+                        launcher.job.lang,
+                        "{signal}: stopped while it waited for the other nodes",
+                        "{signal}: 다른 노드를 기다리는 동안 중단됨"
+                    );
+                    eprintln!("{line}");
                 }
                 let step = self.stop.and_then(|stop| stop.step);
                 stop = Some(Stop { signal, step });
                 failure.clone_from(&self.own_failure);
             }
             Exit::Signal(_) => {
-                let why = "processes of this node do not end, so it cannot go on".to_owned();
+                let why = Text::new(|lang| {
+                    say!(
+                        lang,
+                        "processes of this node do not end, so it cannot go on",
+                        "이 노드의 프로세스가 끝나지 않아 계속할 수 없음"
+                    )
+                });
                 lost = Some(Lost::new(why, 1));
             }
             Exit::Job(Ending::Finished) => {}
@@ -737,10 +762,15 @@ fn rules(job: &Job, cluster: &Cluster) -> Rules {
         notice_after: cluster.notice_after,
         endpoint_note: match &cluster.place {
             Some(place) if is_next_to(place.master_port, &cluster.endpoint) => {
-                " (one above --master-port)"
+                const NOTE: Word = Word::new(
+                    " (one above --master-port)",
+                    "(--master-port보다 1 큰 포트)",
+                );
+                NOTE.of(job.lang)
             }
             _ => "",
         },
+        lang: job.lang,
         outage: (cluster.store == StoreKind::Etcd).then_some(cluster.outage.max(cluster.lease)),
     }
 }

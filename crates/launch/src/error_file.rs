@@ -134,7 +134,7 @@ fn of_failure(failure: &Failure, outcome: &Outcome) -> Value {
         FailureKind::LeftEarly => ("left_early", Some(0), None),
         FailureKind::Stalled { .. } => ("stalled", None, None),
     };
-    let headline = failure.headline();
+    let headline = failure.headline(Lang::En);
     let error = failure.error.as_ref();
     let message = error.map_or(&headline, |error| &error.message);
     let traceback = error.map_or(&[][..], |error| &error.traceback);
@@ -167,11 +167,11 @@ fn of_failure(failure: &Failure, outcome: &Outcome) -> Value {
 fn of_loss(job: &Job, lost: &Lost, outcome: &Outcome) -> Value {
     let now = SystemTime::now();
     json!({
-        "message": torch_message(&lost.why, &[], now, outcome),
+        "message": torch_message(lost.why.of(Lang::En), &[], now, outcome),
         "host": (job.cluster.as_ref()).map_or_else(report::host, |cluster| cluster.host.clone()),
         "kind": "lost",
         "time": time::utc(now),
-        "cause": lost.why,
+        "cause": lost.why.of(Lang::En),
     })
 }
 

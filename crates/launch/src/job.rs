@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
+use paceline_words::Lang;
 
 use crate::binding::Binding;
 use crate::error::LaunchError;
@@ -83,6 +84,8 @@ pub struct Job {
     pub limits: Limits,
     /// What is done about ranks that neither print nor compute; ranks that use Paceline's library have deadlines instead.
     pub stall: StallOptions,
+    /// The language of what is said on standard error about restarts, lost ranks and requests to stop; default English.
+    pub lang: Lang,
     /// Is told which processes this machine's ranks are.
     pub watch: Option<RankWatch>,
 }
@@ -198,6 +201,7 @@ impl Job {
             cluster: None,
             limits: Limits::default(),
             stall: StallOptions::default(),
+            lang: Lang::default(),
             watch: None,
         }
     }

@@ -70,6 +70,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_rendezvous::env;
 use paceline_rendezvous::process::Stat;
+use paceline_words::say;
 
 pub use binding::{BindError, Binding, Bound, Cpus, NotABinding, NotCpus};
 pub use cluster::is_job_at;
@@ -142,7 +143,12 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
         && let Some(why) = failure.is_for_good()
         && outcome.restarts < job.max_restarts
     {
-        let note = format!("{why}, so the job is not started again");
+        let (lang, why) = (job.lang, why.of(job.lang));
+        let note = say!(
+            lang,
+            "{why}, so the job is not started again",
+            "{why}: 작업을 다시 시작하지 않음"
+        );
         outcome.notes.push(note);
     }
     let attempt = job.restart_count + outcome.restarts;
@@ -151,7 +157,7 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
         .extend(error_file::write(&job, attempt, &outcome));
     // Where rank 0 has the console to itself, it says so itself.
     if let (None, Some(stop), Console::Prefixed) = (&outcome.failure, outcome.stop(), job.console) {
-        eprintln!("{stop}");
+        eprintln!("{}", stop.text(job.lang));
     }
     Ok(outcome)
 }

@@ -14,6 +14,8 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use paceline_words::{Lang, say};
+
 use crate::judge::WorkerState;
 
 /// What becomes of a job whose ranks are lost.
@@ -64,12 +66,23 @@ pub(crate) enum Next {
 }
 
 /// Why the ranks that are left cannot go on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Impossible {
-    #[error("no rank is left")]
     NobodyLeft,
-    #[error("rank {0} does not recover live, or not before it has begun to train")]
     NotAble(usize),
+}
+
+impl Impossible {
+    pub(crate) fn text(self, lang: Lang) -> String {
+        match self {
+            Self::NobodyLeft => say!(lang, "no rank is left", "남은 랭크가 없음"),
+            Self::NotAble(rank) => say!(
+                lang,
+                "rank {rank} does not recover live, or not before it has begun to train",
+                "랭크 {rank}: 실시간 복구를 지원하지 않거나 아직 학습을 시작하지 않음"
+            ),
+        }
+    }
 }
 
 /// What is due while no member has failed.

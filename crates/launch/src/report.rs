@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_words::{Lang, Text, say};
+use paceline_words::{Lang, Text, Word, say};
 
 use crate::output::TAIL_LINES;
 use crate::plan::Plan;
@@ -26,6 +26,21 @@ pub(crate) fn host() -> String {
 pub(crate) fn count(number: usize, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{plural}")
+}
+
+/// "2 ranks go on", or wait for more nodes.
+pub(crate) fn ranks_go_on(ranks: usize, is_held: bool, lang: Lang) -> String {
+    let what = match (is_held, ranks) {
+        (true, 1) => "waits for more nodes",
+        (true, _) => "wait for more nodes",
+        (false, 1) => "goes on",
+        (false, _) => "go on",
+    };
+    match (lang, is_held) {
+        (Lang::En, _) => format!("{} {what}", count(ranks, "rank")),
+        (Lang::Ko, true) => format!("랭크 {ranks}개가 노드를 더 기다림"),
+        (Lang::Ko, false) => format!("랭크 {ranks}개로 계속함"),
+    }
 }
 
 /// How a job ended.
@@ -76,18 +91,18 @@ impl Outcome {
     }
 }
 
-/// Why a job of several nodes could not go on. Display is the whole reason.
+/// Why a job of several nodes could not go on. Display is the whole reason, in English.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lost {
     /// For people.
-    pub why: String,
+    pub why: Text,
     /// 1 for lost nodes, 2 for nodes whose command lines or tokens contradict each other, 4 for nodes that did not come in time.
     pub exit_code: u8,
 }
 
 impl Lost {
-    pub(crate) fn new(why: String, exit_code: u8) -> Self {
+    pub(crate) fn new(why: Text, exit_code: u8) -> Self {
         Self { why, exit_code }
     }
 
@@ -115,7 +130,7 @@ impl Lost {
 
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.why)
+        fmt::Display::fmt(&self.why, f)
     }
 }
 
@@ -245,10 +260,16 @@ impl RankError {
     }
 
     /// The message and the advice, below a line about the rank.
-    pub(crate) fn in_lines(&self) -> String {
+    pub(crate) fn in_lines(&self, lang: Lang) -> String {
         let (message, hint) = self.parts();
-        let hint = hint.map_or(String::new(), |hint| format!("  hint: {hint}\n"));
-        format!("  its error: {}\n{hint}", message.replace('\n', "\n    "))
+        let message = message.replace('\n', "\n    ");
+        let hint = hint.map(|hint| say!(lang, "  hint: {hint}\n", "  조치: {hint}\n"));
+        let hint = hint.unwrap_or_default();
+        say!(
+            lang,
+            "  its error: {message}\n{hint}",
+            "  오류: {message}\n{hint}"
+        )
     }
 }
 
@@ -300,29 +321,40 @@ impl FailureKind {
 impl Failure {
     /// Why starting the job again would only repeat this. Code 2 stands for a wrong command line or configuration by
     /// convention of shells, argparse, clap and this project.
-    pub(crate) fn is_for_good(&self) -> Option<&'static str> {
+    pub(crate) fn is_for_good(&self) -> Option<Word> {
+        const USAGE: Word = Word::new(
+            "exit code 2 stands for a wrong command line or configuration",
+            "종료 코드 2는 잘못된 명령줄이나 설정을 뜻함",
+        );
+        const SETTING: Word = Word::new(
+            "the rank says that a setting of its program is wrong",
+            "랭크가 프로그램의 설정이 잘못되었다고 알림",
+        );
         match self.kind {
-            FailureKind::ExitCode(2) => {
-                Some("exit code 2 stands for a wrong command line or configuration")
-            }
-            FailureKind::ExitCode(_) if self.is_misconfigured => {
-                Some("the rank says that a setting of its program is wrong")
-            }
+            FailureKind::ExitCode(2) => Some(USAGE),
+            FailureKind::ExitCode(_) if self.is_misconfigured => Some(SETTING),
             _ => None,
         }
     }
 
-    /// One sentence: who did what. It is also what the other ranks are told.
-    pub(crate) fn headline(&self) -> String {
-        let (what, why) = self.sentence(Lang::En);
-        format!("{} {what}{why}", self.who(Lang::En))
+    /// One sentence: who did what. In English it is also what the other ranks are told.
+    pub(crate) fn headline(&self, lang: Lang) -> String {
+        let ((what, why), who) = (self.sentence(lang), self.who(lang));
+        match lang {
+            Lang::En => format!("{who} {what}{why}"),
+            Lang::Ko => format!("{who}: {what}{why}"),
+        }
     }
 
     /// The same with the time, for a job that goes on.
-    pub(crate) fn incident(&self) -> String {
-        let (what, why) = self.sentence(Lang::En);
+    pub(crate) fn incident(&self, lang: Lang) -> String {
+        let ((what, why), who) = (self.sentence(lang), self.who(lang));
         let seconds = self.after.as_secs_f64();
-        format!("{} {what} after {seconds:.1} s{why}", self.who(Lang::En))
+        say!(
+            lang,
+            "{who} {what} after {seconds:.1} s{why}",
+            "{who}: 시작 {seconds:.1}초 후 {what}{why}"
+        )
     }
 
     fn who(&self, lang: Lang) -> String {

@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use paceline_words::{Lang, say};
+
 use crate::elastic::messages::{How, Order};
 use crate::error::LaunchError;
 use crate::report::{Failure, Outcome};
@@ -41,7 +43,8 @@ pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
         };
         let notice = || {
             if let Some((what, at)) = &failed {
-                notice(what, restarts + replaced, job.max_restarts, *at);
+                let restart = restarts + replaced;
+                notice(what, (restart, job.max_restarts), *at, job.lang);
             }
         };
         let end = round::run(launcher, &place, &mut budget, notice)?;
@@ -49,7 +52,7 @@ pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
         notes.extend(end.notes);
         match (&end.failure, budget.failed_at) {
             (Some(failure), Some(at)) if end.asked.is_none() && end.left_behind.is_empty() => {
-                failed = Some((failure.headline(), at));
+                failed = Some((failure.headline(job.lang), at));
                 restarts += 1;
             }
             _ => {
@@ -70,10 +73,15 @@ pub(crate) fn run(launcher: &Launcher<'_>) -> Result<Outcome, LaunchError> {
     }
 }
 
-/// One line for people: what failed, which restart this is, and how long it took.
-pub(crate) fn notice(what: &str, restart: u32, of: u32, failed_at: Instant) {
+/// One line for people: what failed, which restart of how many this is, and how long it took.
+pub(crate) fn notice(what: &str, (restart, of): (u32, u32), failed_at: Instant, lang: Lang) {
     let seconds = failed_at.elapsed().as_secs_f64();
-    eprintln!("{what}; restart {restart} of {of} took {seconds:.3} s");
+    let line = say!(
+        lang,
+        "{what}; restart {restart} of {of} took {seconds:.3} s",
+        "{what}; 재시작 {restart}/{of}에 {seconds:.3}초 걸림"
+    );
+    eprintln!("{line}");
 }
 
 /// A port that is free now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be

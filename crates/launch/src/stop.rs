@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use paceline_rendezvous::page::Stopped;
+use paceline_words::{Lang, say};
 use serde::{Deserialize, Serialize};
 
 use crate::judge::Ending;
@@ -137,12 +138,17 @@ pub(crate) struct Stop {
     pub(crate) step: Option<u64>,
 }
 
-impl fmt::Display for Stop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Stop {
+    /// For people.
+    pub(crate) fn text(self, lang: Lang) -> String {
         let signal = signals::name(self.signal);
         match self.step {
-            Some(step) => write!(f, "stopped after step {step} by {signal}"),
-            None => write!(f, "stopped by {signal}"),
+            Some(step) => say!(
+                lang,
+                "stopped after step {step} by {signal}",
+                "{signal}: 스텝 {step} 후 중단됨"
+            ),
+            None => say!(lang, "stopped by {signal}", "{signal}: 중단됨"),
         }
     }
 }
@@ -272,7 +278,7 @@ mod tests {
     #[test]
     fn a_round_was_stopped_where_its_ranks_say_so_or_nobody_can_tell() {
         let check = |asked, ranks: &[(Option<Ending>, Option<Stopped>)], expect: Option<&str>| {
-            let got = stop_of(asked, ranks).map(|stop| stop.to_string());
+            let got = stop_of(asked, ranks).map(|stop| stop.text(Lang::En));
             assert_eq!(got.as_deref(), expect, "{asked:?} {ranks:?}");
         };
         let done = (Some(Ending::Code(0)), None);

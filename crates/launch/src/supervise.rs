@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::{JobPage, Phase, Revocation};
 use paceline_rendezvous::process::{Stat, state_text};
-use paceline_words::{Text, say};
+use paceline_words::{Lang, Text, say};
 
 use crate::bell::Bell;
 use crate::elastic::messages::Order;
@@ -279,7 +279,7 @@ impl Supervisor<'_> {
         // A rank may have revoked the page first and known less. Its text stays on the page; the report has this one.
         self.page.revoke(&Revocation {
             rank: Some(failure.rank),
-            text: failure.headline(),
+            text: failure.headline(Lang::En),
         });
         self.seen.failure = Some(failure);
     }

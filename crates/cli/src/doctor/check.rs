@@ -7,6 +7,7 @@ use clap::ArgMatches;
 use clap::builder::{Resettable, ValueParser};
 use paceline_doctor::{DoctorError, Options, Verdict, examine};
 use paceline_launch::shared_token;
+use paceline_words::Lang;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{print, required, seconds, valued};
@@ -96,13 +97,16 @@ pub(super) fn read(matches: &ArgMatches) -> CheckArgs {
 /// Looks, and prints the report.
 ///
 /// *Errors*: what kept it from looking.
-pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<Exit, Failure> {
+pub(crate) fn check(args: &CheckArgs, lang: Lang, json: bool) -> Result<Exit, Failure> {
     if args.backend == Some(RdzvBackend::Etcd) {
         let hint = "name one of the nodes: --rdzv-backend c10d --rdzv-endpoint HOST";
         let message = "the nodes to look at cannot meet in etcd";
         return Err(Failure::new(Exit::Usage, message, Some(hint.to_owned())));
     }
-    let mut options = options(args, args.processes.here()?);
+    let mut options = Options {
+        lang,
+        ..options(args, args.processes.here()?)
+    };
     if options.nodes_max > 1 {
         options.token = Some(shared_token().map_err(job::refused)?);
     }

@@ -23,7 +23,7 @@ const SKIPPED_MAX: usize = 4;
 ///
 /// *Errors*: a folder without a record that can be read is wrong usage.
 pub(super) fn read(dir: &Path, lang: Lang, json: bool) -> Result<Exit, Failure> {
-    let report = Report::new(dir, if json { Lang::En } else { lang })?;
+    let report = Report::new(dir, lang)?;
     print(|out| report.write(lang, json, out)).map(|_| report.exit())
 }
 

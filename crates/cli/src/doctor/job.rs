@@ -89,7 +89,7 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
         failed: run.as_ref().and_then(|run| failure(run.folder())),
         cores: available_parallelism().map_or(1, usize::from),
         ranks,
-        lang: if json { Lang::En } else { lang },
+        lang,
     };
     let report = Report {
         state: facts.state(),

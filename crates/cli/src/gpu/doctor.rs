@@ -29,7 +29,7 @@ pub struct DoctorArgs {
     /// What is looked at.
     #[command(flatten)]
     pub source: Source,
-    /// Language of the report; rare findings are explained in English [default: the locale's, else en]
+    /// Language of the report [default: the locale's, else en]
     #[arg(long, value_name = "LANG", value_parser = usage::langs())]
     pub lang: Option<Lang>,
     /// Save what was looked at as JSON
@@ -78,11 +78,12 @@ pub(super) fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
             ))
         })?;
     }
-    let report = diagnose(&snapshot);
+    let lang = usage::report_lang(args.lang, args.json);
+    let report = diagnose(&snapshot, lang);
     let is_bad = report.worst().is_some_and(|worst| worst <= args.fail_on);
     let exit = print(|out| match args.json {
         true => report.write_json(out),
-        false => report.write(usage::lang(args.lang), out),
+        false => report.write(out),
     });
     exit.map(|_| match is_bad {
         true => Exit::JobFailed,

@@ -11,10 +11,12 @@ use paceline_doctor::links::{Judgement, Surroundings, judge};
 use paceline_doctor::{Finding, Severity};
 use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
 use paceline_nccl::{NcclError, Places};
+use paceline_words::{Lang, say};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 use crate::flags::{finish, print, seconds, whole};
+use crate::usage;
 
 /// What `paceline gpu p2p` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -28,6 +30,9 @@ pub struct P2pArgs {
     /// How long one way of two devices may take before it counts as stuck
     #[arg(long, value_name = "SECONDS", value_parser = seconds(1..=600), default_value = "10")]
     timeout: Duration,
+    /// Language of the report [default: the locale's, else en]
+    #[arg(long, value_name = "LANG", value_parser = usage::langs())]
+    lang: Option<Lang>,
     /// The step to begin with, in the child that tries links
     #[arg(long, value_name = "STEP", value_parser = whole::<usize>(0..=100_000), hide = true)]
     pub child: Option<usize>,
@@ -84,7 +89,8 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
     }
     let refused = |error: NcclError| Failure::new(Exit::Environment, &error, error.hint());
     let report = try_all(&args.test()).map_err(refused)?;
-    let judgement = judge(&report, &Surroundings::here());
+    let lang = usage::report_lang(args.lang, args.json);
+    let judgement = judge(&report, &Surroundings::here(), lang);
     let exit = print(|out| match args.json {
         true => {
             let json = Json {
@@ -95,7 +101,7 @@ pub(super) fn run(args: &P2pArgs) -> Result<Exit, Failure> {
             serde_json::to_writer(&mut *out, &json)?;
             writeln!(out)
         }
-        false => out.write_all(text::of(&report, &judgement).as_bytes()),
+        false => out.write_all(text::of(&report, &judgement, lang).as_bytes()),
     });
     exit.map(|_| match judgement.worst() == Some(Severity::Error) {
         true => Exit::JobFailed,
@@ -119,15 +125,15 @@ pub struct Choice {
     pub lines: Vec<String>,
 }
 
-/// Tries the links between the devices of this process, before ranks are started on them.
+/// Tries the links between the devices of this process, before ranks are started on them; the lines are in this language.
 ///
 /// *Cost*: as [`test()`]: by estimate a second or two with two devices whose links are well, some seconds with eight; with one the
 /// driver's start.
 ///
 /// *Errors*: there is no driver or no device, or it does not answer; ranks would not get further.
-pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
+pub fn choose(pairs: &PairTest, lang: Lang) -> Result<Choice, NcclError> {
     let report = try_all(pairs)?;
-    let judgement = judge(&report, &Surroundings::here());
+    let judgement = judge(&report, &Surroundings::here(), lang);
     let said = |finding: &Finding| finding.severity != Severity::Note;
     let mut lines: Vec<String> = judgement
         .findings
@@ -139,7 +145,11 @@ pub fn choose(pairs: &PairTest) -> Result<Choice, NcclError> {
         })
         .collect();
     for (name, value) in &judgement.variables {
-        lines.push(format!("{name}={value} is set for the ranks"));
+        lines.push(say!(
+            lang,
+            "{name}={value} is set for the ranks",
+            "랭크에 설정함: {name}={value}"
+        ));
     }
     Ok(Choice {
         variables: judgement.variables,

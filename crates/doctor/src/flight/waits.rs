@@ -584,7 +584,7 @@ impl Hold<'_> {
         let sentence = say!(
             lang,
             "{ranks} did not finish {op} within {waited}, although all {members} ranks of the group had joined it{says}",
-            "{ranks}: 그룹의 랭크 {members}개가 모두 들어왔지만 {waited} 안에 {op}을(를) 끝내지 못함{says}"
+            "{ranks}: 그룹의 랭크 {members}개가 모두 들어왔지만 {waited} 안에 {op} 연산을 끝내지 못함{says}"
         );
         let culprits = first.map_or(&[][..], |(_, failure)| &failure.culprits);
         self.finding(Cause::Stuck, sentence, Vec::new(), culprits)

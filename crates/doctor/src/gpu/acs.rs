@@ -7,9 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{PciDevice, PciKind, Reading, Snapshot};
+use paceline_words::say;
 
 use super::rules::indices;
 use super::words::{gpus, gpus_that, joined};
+use crate::checks;
 use crate::finding::{Notes, plain};
 
 /// Network cards that are looked at; a snapshot from elsewhere may name any number.
@@ -63,18 +65,34 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let known = bridges
         .iter()
         .filter(|bridge| bridge.acs_redirects.known().is_some());
-    let mut sheet = notes.sheet("ACS");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::ACS);
     sheet.fact(match (bridges.len(), known.count()) {
-        (0, _) => "no bridge above the GPUs is seen".to_owned(),
-        (_, 0) => "not readable, which needs root".to_owned(),
+        (0, _) => say!(
+            lang,
+            "no bridge above the GPUs is seen",
+            "GPU 위에 보이는 브리지가 없음"
+        ),
+        (_, 0) => say!(
+            lang,
+            "not readable, which needs root",
+            "root 권한이 있어야 읽을 수 있음"
+        ),
         (all, some) => {
             let on = bridges.iter().filter(|bridge| redirects(bridge)).count();
-            let of = if some < all {
-                format!(" that can be read, of {all}")
-            } else {
-                String::new()
+            let of = match some < all {
+                true => say!(
+                    lang,
+                    " that can be read, of {all}",
+                    "(전체 {all}개 중 읽을 수 있는 것)"
+                ),
+                false => String::new(),
             };
-            format!("redirects at {on} of {some} bridges{of}")
+            say!(
+                lang,
+                "redirects at {on} of {some} bridges{of}",
+                "브리지 {some}개{of} 중 {on}개에서 우회시킴"
+            )
         }
     });
     let found = in_the_way(snapshot);
@@ -85,20 +103,32 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let suffering: Vec<u32> = found.values().flatten().copied().collect();
     let named: Vec<String> = found.keys().map(|address| plain(address)).collect();
     let first = named.first().cloned().unwrap_or_default();
-    let whom = gpus_that(&suffering, "exchanges", "exchange");
-    let names = joined(named);
+    let whom = gpus_that(&suffering, "exchanges", "exchange", lang);
+    let names = joined(named, lang);
     sheet.warning(
-        format!("ACS sends what {whom} below a PCIe switch up to the CPU and back, at {names}"),
-        "what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
+        say!(
+            lang,
+            "ACS sends what {whom} below a PCIe switch up to the CPU and back, at {names}",
+            "ACS 때문에 PCIe 스위치 아래 {whom}의 데이터가 CPU까지 올라갔다 내려옴(브리지 {names})"
+        ),
+        say!(
+            lang,
+            "what GPUs send each other, or a network card, takes the long way: jobs crawl, or hang where it does not arrive",
+            "GPU끼리 또는 네트워크 카드와 주고받는 데이터가 먼 길로 돌아갑니다. 작업이 매우 느려지거나, 데이터가 도착하지 않으면 멈춥니다"
+        ),
         match snapshot.system.virtual_machine().is_some() {
-            true => {
+            true => say!(
+                lang,
                 "a virtual machine needs ACS: have the host's administrator switch ATS on in the network adapters, or train on the bare \
-                 machine"
-                    .to_owned()
-            }
-            false => format!(
+                 machine",
+                "가상 머신에는 ACS가 필요합니다. 호스트 관리자에게 네트워크 어댑터의 ATS를 켜 달라고 하거나, 베어메탈에서 학습하세요"
+            ),
+            false => say!(
+                lang,
                 "switch ACS off in the firmware (often part of VT-d, AMD-Vi or \"IO virtualization\"); or until the next start, for each of \
-                 these bridges, `sudo setpci -s {first} ECAP_ACS+0x6.w=0000`"
+                 these bridges, `sudo setpci -s {first} ECAP_ACS+0x6.w=0000`",
+                "펌웨어에서 ACS를 끄세요(VT-d, AMD-Vi, \"IO virtualization\"에 포함된 경우가 많습니다). 다음 재시작 전까지만이라면 브리지마다 `sudo setpci -s \
+                 {first} ECAP_ACS+0x6.w=0000`을 실행하세요"
             ),
         },
     );
@@ -112,10 +142,24 @@ fn judge_roots(snapshot: &Snapshot, notes: &mut Notes) {
         way.is_some_and(|way| way.into_iter().skip(1).any(redirects))
     });
     if of.len() > 1 {
-        notes.sheet("ACS").note(
-            format!("ACS redirects above {}, which share no PCIe switch", gpus(&of)),
-            "what they exchange goes by way of the CPU in any case; with an IOMMU that translates, peer-to-peer between them is slower or fails",
-            "nothing, unless peer-to-peer is to be used here: then ACS off in the firmware, or `iommu=pt`",
+        let lang = notes.lang;
+        let whom = gpus(&of, lang);
+        notes.sheet(checks::ACS).note(
+            say!(
+                lang,
+                "ACS redirects above {whom}, which share no PCIe switch",
+                "{whom}: 상위 브리지의 ACS가 데이터를 우회시킴(공유하는 PCIe 스위치는 없음)"
+            ),
+            say!(
+                lang,
+                "what they exchange goes by way of the CPU in any case; with an IOMMU that translates, peer-to-peer between them is slower or fails",
+                "어차피 데이터는 CPU를 거칩니다. 주소를 변환하는 IOMMU까지 있으면 P2P가 더 느려지거나 실패합니다"
+            ),
+            say!(
+                lang,
+                "nothing, unless peer-to-peer is to be used here: then ACS off in the firmware, or `iommu=pt`",
+                "할 일이 없습니다. 다만 여기서 P2P를 쓰려면 펌웨어에서 ACS를 끄거나 `iommu=pt`를 설정하세요"
+            ),
         );
     }
 }

@@ -4,9 +4,11 @@
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{Device, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::rules::{self, Rule, rules};
 use super::words::{gpus, grouped, joined};
+use crate::checks;
 use crate::finding::{Notes, Severity};
 
 /// Degrees below the device's own threshold from which it is spoken of.
@@ -19,14 +21,17 @@ const HOT_C: u32 = 90;
 const LIMIT_PERCENT: u32 = 95;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let devices = &snapshot.devices;
+    let (devices, lang) = (&snapshot.devices, notes.lang);
     let known = devices
         .iter()
         .filter_map(|device| device.now.temperature_c.known());
     if let (Some(least), Some(most)) = (known.clone().min(), known.max()) {
-        notes.sheet("temperature").fact(match least == most {
+        notes.sheet(checks::TEMPERATURE).fact(match least == most {
             true => format!("{most} \u{b0}C"),
-            false => format!("{least} to {most} \u{b0}C"),
+            false => match lang {
+                Lang::En => format!("{least} to {most} \u{b0}C"),
+                Lang::Ko => format!("{least}~{most} \u{b0}C"),
+            },
         });
     }
     rules::judge(THROTTLES, devices, notes);
@@ -37,33 +42,43 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 const HEAT: [Throttle; 2] = [Throttle::Thermal, Throttle::HardwareThermal];
 
 const THROTTLES: &[Rule] = rules! {
-    Warning "clocks", |device| held_by(device, &HEAT) =>
-        "{is|are} held down now: too hot",
-        "it may run at half its speed or less, and every other rank waits for it",
-        "clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
-         less than the heat does";
-    Warning "clocks", |device| held_by(device, &[Throttle::PowerBrake]) =>
-        "{is|are} held down now: the power supply asks for less (power brake)",
-        "it may run at half its speed or less, and every other rank waits for it",
-        "check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps";
-    Warning "clocks", |device| {
+    Warning GPU_CLOCKS, |device| held_by(device, &HEAT) =>
+        ("{} {is|are} held down now: too hot", "{}: 과열로 클럭이 제한되고 있음"),
+        ("it may run at half its speed or less, and every other rank waits for it",
+         "속도가 절반 이하로 떨어질 수 있고, 다른 모든 랭크가 기다리게 됩니다"),
+        ("clear dust and the way of the air, give cards room, raise the fans; a lower power limit (`sudo nvidia-smi -i N -pl WATTS`) costs \
+         less than the heat does",
+         "먼지와 공기 통로를 정리하고, 카드 간격을 넓히고, 팬 속도를 올리세요. 발열로 잃는 것보다 전력 한도를 낮추는 것(`sudo nvidia-smi -i N -pl \
+         WATTS`)이 손해가 적습니다");
+    Warning GPU_CLOCKS, |device| held_by(device, &[Throttle::PowerBrake]) =>
+        ("{} {is|are} held down now: the power supply asks for less (power brake)",
+         "{}: 전원 공급 장치의 요청으로 클럭이 제한되고 있음(power brake)"),
+        ("it may run at half its speed or less, and every other rank waits for it",
+         "속도가 절반 이하로 떨어질 수 있고, 다른 모든 랭크가 기다리게 됩니다"),
+        ("check power supplies, their cables and the machine's power budget; in a rack, what the management controller caps",
+         "전원 공급 장치와 케이블, 머신의 전력 예산을 확인하세요. 랙에서는 관리 컨트롤러의 제한도 확인하세요");
+    Warning GPU_CLOCKS, |device| {
         held_by(device, &[Throttle::Hardware]) && !held_by(device, &HEAT) && !held_by(device, &[Throttle::PowerBrake])
     } =>
-        "{is|are} held down now by hardware",
-        "it may run at half its speed or less: heat, power or current out of bounds for a moment",
-        "`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables";
-    Note "clocks", |device| held_by(device, &[Throttle::PowerCap]) =>
-        "{runs|run} at the power limit",
-        "usual under full load: clocks fall a little so that the limit holds",
-        "nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)";
-    Note "clocks", |device| held_by(device, &[Throttle::ClocksSetting]) =>
-        "clocks of {} were set by a user",
-        "it does not go above them, whatever power and heat allow",
-        "`sudo nvidia-smi -i N -rgc` and `-rac` take settings away";
-    Note "clocks", |device| held_by(device, &[Throttle::SyncBoost]) =>
-        "{waits|wait} for a slower GPU of the group (sync boost)",
-        "all of the group run at the clock of the slowest",
-        "look for what holds the slowest one down";
+        ("{} {is|are} held down now by hardware", "{}: 하드웨어가 클럭을 제한하고 있음"),
+        ("it may run at half its speed or less: heat, power or current out of bounds for a moment",
+         "속도가 절반 이하로 떨어질 수 있습니다. 온도, 전력, 전류가 순간적으로 한계를 넘었습니다"),
+        ("`nvidia-smi -q -d PERFORMANCE` while it trains; check cooling and power cables",
+         "학습 중에 `nvidia-smi -q -d PERFORMANCE`를 실행해 보고, 냉각과 전원 케이블을 확인하세요");
+    Note GPU_CLOCKS, |device| held_by(device, &[Throttle::PowerCap]) =>
+        ("{} {runs|run} at the power limit", "{}: 전력 한도에서 동작 중"),
+        ("usual under full load: clocks fall a little so that the limit holds",
+         "최대 부하에서는 정상입니다. 전력 한도를 지키기 위해 클럭이 조금 내려갑니다"),
+        ("nothing, unless the limit is lower than it need be (`nvidia-smi -q -d POWER`)",
+         "할 일이 없습니다. 다만 한도가 필요 이상으로 낮은지 `nvidia-smi -q -d POWER`로 확인하세요");
+    Note GPU_CLOCKS, |device| held_by(device, &[Throttle::ClocksSetting]) =>
+        ("clocks of {} were set by a user", "{}: 사용자가 클럭을 고정해 둠"),
+        ("it does not go above them, whatever power and heat allow", "전력과 온도에 여유가 있어도 그 이상으로 올라가지 않습니다"),
+        ("`sudo nvidia-smi -i N -rgc` and `-rac` take settings away", "`sudo nvidia-smi -i N -rgc`와 `-rac`로 설정을 해제하세요");
+    Note GPU_CLOCKS, |device| held_by(device, &[Throttle::SyncBoost]) =>
+        ("{} {waits|wait} for a slower GPU of the group (sync boost)", "{}: 그룹의 더 느린 GPU에 클럭을 맞추고 있음(sync boost)"),
+        ("all of the group run at the clock of the slowest", "그룹의 모든 GPU가 가장 느린 GPU의 클럭으로 동작합니다"),
+        ("look for what holds the slowest one down", "가장 느린 GPU의 클럭이 낮은 이유를 찾으세요");
 };
 
 fn held_by(device: &Device, reasons: &[Throttle]) -> bool {
@@ -78,17 +93,34 @@ fn judge_temperature(devices: &[Device], notes: &mut Notes) {
         let from = own.map_or(HOT_C, |own| own.saturating_sub(MARGIN_C));
         (now >= from).then_some((now, own, device.index))
     });
+    let lang = notes.lang;
     let words: Vec<String> = near
         .map(|(now, own, index)| match own {
-            Some(own) => format!("GPU {index} has {now} \u{b0}C, and slows down at {own}"),
-            None => format!("GPU {index} has {now} \u{b0}C"),
+            Some(own) => say!(
+                lang,
+                "GPU {index} has {now} \u{b0}C, and slows down at {own}",
+                "GPU {index}: {now} \u{b0}C, {own} \u{b0}C부터 느려짐"
+            ),
+            None => say!(
+                lang,
+                "GPU {index} has {now} \u{b0}C",
+                "GPU {index}: 현재 {now} \u{b0}C"
+            ),
         })
         .collect();
     if !words.is_empty() {
-        notes.sheet("temperature").warning(
-            joined(words),
-            "at its threshold it runs at half its speed or less; heat for long shortens its life",
-            "clear dust and the way of the air, give cards room, raise the fans, or lower the power limit (`sudo nvidia-smi -i N -pl WATTS`)",
+        notes.sheet(checks::TEMPERATURE).warning(
+            joined(words, lang),
+            say!(
+                lang,
+                "at its threshold it runs at half its speed or less; heat for long shortens its life",
+                "임계 온도에 이르면 속도가 절반 이하로 떨어집니다. 오래 과열되면 수명도 줄어듭니다"
+            ),
+            say!(
+                lang,
+                "clear dust and the way of the air, give cards room, raise the fans, or lower the power limit (`sudo nvidia-smi -i N -pl WATTS`)",
+                "먼지와 공기 통로를 정리하고, 카드 간격을 넓히고, 팬 속도를 올리거나 전력 한도를 낮추세요(`sudo nvidia-smi -i N -pl WATTS`)"
+            ),
         );
     }
 }
@@ -102,17 +134,31 @@ fn judge_limit(devices: &[Device], notes: &mut Notes) {
         let is_low = u64::from(*now) * 100 < u64::from(*usual) * u64::from(LIMIT_PERCENT);
         is_low.then_some(((now / 1000, usual / 1000), device.index))
     });
+    let lang = notes.lang;
     for ((now, usual), of) in grouped(low) {
         // Halving the power costs far more than saving some of it.
         let severity = match u64::from(now) * 100 < u64::from(usual) * 70 {
             true => Severity::Warning,
             false => Severity::Note,
         };
-        notes.sheet("power").add(
+        let whom = gpus(&of, lang);
+        notes.sheet(checks::POWER).add(
             severity,
-            format!("the power limit of {} is {now} W, its maker's is {usual} W", gpus(&of)),
-            "it is slower under full load, and data-parallel training waits for the slowest".to_owned(),
-            format!("if that is not intended, `sudo nvidia-smi -i N -pl {usual}`; the power supply and the cooling must carry it"),
+            say!(
+                lang,
+                "the power limit of {whom} is {now} W, its maker's is {usual} W",
+                "{whom}: 전력 한도 {now} W, 제조사 기본값은 {usual} W"
+            ),
+            say!(
+                lang,
+                "it is slower under full load, and data-parallel training waits for the slowest",
+                "최대 부하에서 더 느리고, 데이터 병렬 학습은 가장 느린 장치를 기다립니다"
+            ),
+            say!(
+                lang,
+                "if that is not intended, `sudo nvidia-smi -i N -pl {usual}`; the power supply and the cooling must carry it",
+                "의도한 설정이 아니라면 `sudo nvidia-smi -i N -pl {usual}` 명령으로 되돌리세요. 전원과 냉각이 감당할 수 있어야 합니다"
+            ),
         );
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, Holder, Memory, Reading, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::words::{age, gpus, listed};
+use crate::checks;
 use crate::finding::{Notes, Severity, count, plain, size};
 
 /// Processes that get a line of their own.
@@ -23,15 +25,21 @@ struct Process<'a> {
 }
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let mut sheet = notes.sheet("processes");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PROCESSES);
     let is_known = |device: &Device| device.processes.known().is_some();
     if !snapshot.devices.iter().any(is_known) {
         return;
     }
     let processes = processes(&snapshot.devices);
+    let number = count(lang, processes.len(), "process", "프로세스");
     sheet.fact(match processes.len() {
-        0 => "none computes on the GPUs".to_owned(),
-        number => format!("{} on the GPUs", count(number, "process")),
+        0 => say!(
+            lang,
+            "none computes on the GPUs",
+            "GPU에서 계산 중인 프로세스 없음"
+        ),
+        _ => say!(lang, "{number} on the GPUs", "GPU에서 {number}"),
     });
     let (left, others): (Vec<&Process<'_>>, Vec<&Process<'_>>) = processes
         .values()
@@ -68,45 +76,72 @@ fn processes(devices: &[Device]) -> BTreeMap<u32, Process<'_>> {
 }
 
 /// "python 4242 (rank 3) with 20 GiB of GPU 1, started 3 h ago".
-fn named(process: &Process<'_>) -> String {
-    let holder = process.holder;
-    let name = holder.name.known().map_or("process", String::as_str);
-    let rank = holder.rank.map(|rank| format!(" (rank {rank})"));
-    let rank = rank.unwrap_or_default();
-    let memory = match process.memory_bytes {
-        Some(bytes) => format!("{} of {}", size(bytes), gpus(&process.gpus)),
-        None => gpus(&process.gpus),
+fn named(process: &Process<'_>, lang: Lang) -> String {
+    let (holder, gpus) = (process.holder, gpus(&process.gpus, lang));
+    let (name, pid) = match holder.name.known() {
+        Some(name) => (plain(name), holder.pid),
+        None => (say!(lang, "process", "프로세스"), holder.pid),
     };
-    let started = holder
-        .age_s
-        .known()
-        .map(|seconds| format!(", started {} ago", age(*seconds)));
-    format!(
-        "{} {}{rank} with {memory}{}",
-        plain(name),
-        holder.pid,
-        started.unwrap_or_default()
-    )
+    let rank = holder
+        .rank
+        .map(|rank| say!(lang, " (rank {rank})", "(랭크 {rank})"));
+    let memory = match process.memory_bytes.map(size) {
+        Some(size) => say!(lang, "{size} of {gpus}", "{gpus}의 메모리 {size}"),
+        None => gpus,
+    };
+    let started = holder.age_s.known().map(|seconds| {
+        let age = age(*seconds, lang);
+        say!(lang, ", started {age} ago", ", {age} 전에 시작")
+    });
+    let (rank, started) = (rank.unwrap_or_default(), started.unwrap_or_default());
+    match lang {
+        Lang::En => format!("{name} {pid}{rank} with {memory}{started}"),
+        Lang::Ko => format!("{name} {pid}{rank}: {memory}{started}"),
+    }
 }
 
 fn judge_left(left: &[&Process<'_>], notes: &mut Notes) {
-    let mut sheet = notes.sheet("processes");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PROCESSES);
     for process in left.iter().take(TOLD_MAX) {
-        let pid = process.holder.pid;
+        let (pid, named) = (process.holder.pid, named(process, lang));
         sheet.warning(
-            format!("{}: what started it is gone", named(process)),
-            "most likely left behind by a job that ended or was killed: it keeps memory, and a collective that it waits in keeps the GPU busy",
-            format!("`ps -o pid,user,lstart,args -p {pid}` shows what it is; if it belongs to no running job, `kill {pid}`, and `kill -9 {pid}` if it stays"),
+            say!(
+                lang,
+                "{named}: what started it is gone",
+                "{named}; 시작한 프로세스가 이미 없음"
+            ),
+            say!(
+                lang,
+                "most likely left behind by a job that ended or was killed: it keeps memory, and a collective that it waits in keeps the GPU busy",
+                "끝나거나 강제 종료된 작업이 남긴 프로세스일 가능성이 큽니다. 메모리를 차지하고, 집합 통신을 기다리는 동안 GPU를 계속 점유합니다"
+            ),
+            say!(
+                lang,
+                "`ps -o pid,user,lstart,args -p {pid}` shows what it is; if it belongs to no running job, `kill {pid}`, and `kill -9 {pid}` if it stays",
+                "`ps -o pid,user,lstart,args -p {pid}` 명령으로 무엇인지 확인하세요. 실행 중인 작업의 것이 아니라면 `kill {pid}`, 그래도 남으면 `kill -9 {pid}` \
+                 명령으로 끝내세요"
+            ),
         );
     }
     if left.len() > TOLD_MAX {
+        let more = left.len() - TOLD_MAX;
         sheet.warning(
-            format!(
-                "{} more processes whose parent is gone hold GPUs",
-                left.len() - TOLD_MAX
+            say!(
+                lang,
+                "{more} more processes whose parent is gone hold GPUs",
+                "부모가 없는 프로세스 {more}개가 더 GPU를 잡고 있음"
             ),
-            "most likely left behind by a job that ended or was killed",
-            "`nvidia-smi` lists them; look at each with `ps` before you end it",
+            say!(
+                lang,
+                "most likely left behind by a job that ended or was killed",
+                "끝나거나 강제 종료된 작업이 남긴 프로세스일 가능성이 큽니다"
+            ),
+            say!(
+                lang,
+                "`nvidia-smi` lists them; look at each with `ps` before you end it",
+                "목록은 `nvidia-smi`에 나옵니다. 끝내기 전에 하나씩 `ps`로 확인하세요"
+            ),
         );
     }
 }
@@ -119,18 +154,29 @@ fn judge_others(others: &[&Process<'_>], notes: &mut Notes) {
         true => Severity::Warning,
         false => Severity::Note,
     };
-    let number = count(others.len(), "process");
+    let lang = notes.lang;
+    let number = count(lang, others.len(), "process", "프로세스");
     let verb = if others.len() == 1 { "uses" } else { "use" };
-    notes.sheet("processes").add(
+    let list = others.iter().map(|process| named(process, lang));
+    let list = listed(list.collect(), lang);
+    notes.sheet(checks::PROCESSES).add(
         severity,
-        format!(
-            "{number} {verb} the GPUs: {}",
-            listed(others.iter().map(|process| named(process)).collect())
+        match lang {
+            Lang::En => format!("{number} {verb} the GPUs: {list}"),
+            Lang::Ko => format!("GPU를 사용 중인 {number}: {list}"),
+        },
+        say!(
+            lang,
+            "a job that begins now shares memory and time with them: it is slower, or ends with \"out of memory\"",
+            "지금 작업을 시작하면 메모리와 연산 시간을 나눠 쓰게 되어, 느려지거나 \"out of memory\"로 끝납니다"
         ),
-        "a job that begins now shares memory and time with them: it is slower, or ends with \"out of memory\"".to_owned(),
-        "wait, choose other GPUs with CUDA_VISIBLE_DEVICES, or ask whose they are (`ps -o user,args -p PID`); harmless if they are the job \
-         that you look at"
-            .to_owned(),
+        say!(
+            lang,
+            "wait, choose other GPUs with CUDA_VISIBLE_DEVICES, or ask whose they are (`ps -o user,args -p PID`); harmless if they are the job \
+             that you look at",
+            "기다리거나, CUDA_VISIBLE_DEVICES로 다른 GPU를 고르거나, `ps -o user,args -p PID`로 누구의 프로세스인지 확인하세요. 지금 살펴보는 작업 자신이라면 \
+             문제가 없습니다"
+        ),
     );
 }
 
@@ -149,16 +195,42 @@ fn judge_unseen(snapshot: &Snapshot, notes: &mut Notes) {
     let of: Vec<u32> = unseen.iter().map(|device| device.index).collect();
     let used = unseen.iter().filter_map(|device| device.memory.known());
     let used = used.fold(0_u64, |sum, memory| sum.saturating_add(memory.used_bytes));
-    notes.sheet("processes").warning(
-        format!("{} of memory of {} is in use by no process that is seen from here", size(used), gpus(&of)),
-        match snapshot.system.is_container() {
-            true => "a program outside of this container, or in another one, holds it: the job may end with \"out of memory\"",
-            false => "a program in a container, of another user, or one that the kernel cannot end holds it: the job may end with \"out of memory\"",
-        },
-        match snapshot.system.is_container() {
-            true => "look on the host: `sudo fuser -v /dev/nvidia*`",
-            false => "`sudo fuser -v /dev/nvidia*` shows which processes have the devices open; if none has, reset the GPU (`sudo nvidia-smi -r -i N`)",
-        },
+    let lang = notes.lang;
+    let (used, gpus) = (size(used), gpus(&of, lang));
+    let (why, fix) = match snapshot.system.is_container() {
+        true => (
+            say!(
+                lang,
+                "a program outside of this container, or in another one, holds it: the job may end with \"out of memory\"",
+                "컨테이너 밖이나 다른 컨테이너의 프로그램이 잡고 있습니다. 작업이 \"out of memory\"로 끝날 수 있습니다"
+            ),
+            say!(
+                lang,
+                "look on the host: `sudo fuser -v /dev/nvidia*`",
+                "호스트에서 `sudo fuser -v /dev/nvidia*`로 확인하세요"
+            ),
+        ),
+        false => (
+            say!(
+                lang,
+                "a program in a container, of another user, or one that the kernel cannot end holds it: the job may end with \"out of memory\"",
+                "컨테이너나 다른 사용자의 프로그램, 또는 커널이 끝내지 못한 프로그램이 잡고 있습니다. 작업이 \"out of memory\"로 끝날 수 있습니다"
+            ),
+            say!(
+                lang,
+                "`sudo fuser -v /dev/nvidia*` shows which processes have the devices open; if none has, reset the GPU (`sudo nvidia-smi -r -i N`)",
+                "장치를 열고 있는 프로세스를 `sudo fuser -v /dev/nvidia*`로 확인하세요. 하나도 없다면 GPU를 리셋하세요(`sudo nvidia-smi -r -i N`)"
+            ),
+        ),
+    };
+    notes.sheet(checks::PROCESSES).warning(
+        say!(
+            lang,
+            "{used} of memory of {gpus} is in use by no process that is seen from here",
+            "{gpus}의 메모리 {used}를 어느 프로세스가 쓰는지 여기서는 보이지 않음"
+        ),
+        why,
+        fix,
     );
 }
 

@@ -4,8 +4,10 @@
 //! of Linux for the modes; pytorch/pytorch issue 84803 (silent corruption, gone with the IOMMU off).
 
 use paceline_gpu::snapshot::{Reading, Snapshot};
+use paceline_words::say;
 
 use super::pairs::{Pair, pairs};
+use crate::checks;
 use crate::finding::{Notes, plain};
 
 /// How the IOMMU translates what GPUs send; nothing where it is off, passes it through, or is not known to do either.
@@ -22,23 +24,37 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if snapshot.devices.is_empty() {
         return;
     }
-    let mut sheet = notes.sheet("IOMMU");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::IOMMU);
     let iommu = &snapshot.system.iommu;
+    let parameters = plain(&iommu.parameters.join(" "));
     let told = match iommu.parameters.is_empty() {
         true => String::new(),
-        false => format!(
-            "; the kernel was told {}",
-            plain(&iommu.parameters.join(" "))
+        false => say!(
+            lang,
+            "; the kernel was told {parameters}",
+            "; 커널 설정: {parameters}"
         ),
     };
-    let state = match (&iommu.is_on, iommu.mode.known().map(String::as_str)) {
-        (Reading::Known(false), _) => "off".to_owned(),
-        (Reading::Known(true), Some("identity")) => "on, passes GPUs through (identity)".to_owned(),
-        (Reading::Known(true), Some(mode)) => {
-            format!("on, translates what GPUs send ({})", plain(mode))
-        }
-        (Reading::Known(true), None) => "on, how it treats GPUs is not known".to_owned(),
-        (Reading::Missing { .. }, _) => "not known".to_owned(),
+    let mode = iommu.mode.known().map(|mode| plain(mode));
+    let state = match (&iommu.is_on, mode.as_deref()) {
+        (Reading::Known(false), _) => say!(lang, "off", "꺼짐"),
+        (Reading::Known(true), Some("identity")) => say!(
+            lang,
+            "on, passes GPUs through (identity)",
+            "켜짐, GPU는 그대로 통과(identity)"
+        ),
+        (Reading::Known(true), Some(mode)) => say!(
+            lang,
+            "on, translates what GPUs send ({mode})",
+            "켜짐, GPU의 전송을 변환({mode})"
+        ),
+        (Reading::Known(true), None) => say!(
+            lang,
+            "on, how it treats GPUs is not known",
+            "켜짐, GPU를 어떻게 처리하는지는 알 수 없음"
+        ),
+        (Reading::Missing { .. }, _) => say!(lang, "not known", "알 수 없음"),
     };
     sheet.fact(state + &told);
     let Some(mode) = translating(snapshot) else {
@@ -49,22 +65,49 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if !is_used && !has_rdma {
         if snapshot.devices.len() > 1 {
             sheet.note(
-                format!("the IOMMU translates what GPUs send ({mode})"),
-                "without peer-to-peer it costs copies between host and GPU a little; it would be in the way of peer-to-peer",
-                "nothing, unless you bring peer-to-peer about: then `iommu=pt` on the kernel's command line",
+                say!(
+                    lang,
+                    "the IOMMU translates what GPUs send ({mode})",
+                    "IOMMU가 GPU의 전송을 변환함({mode})"
+                ),
+                say!(
+                    lang,
+                    "without peer-to-peer it costs copies between host and GPU a little; it would be in the way of peer-to-peer",
+                    "P2P를 쓰지 않으면 호스트와 GPU 사이의 복사가 조금 느려질 뿐이지만, P2P에는 방해가 됩니다"
+                ),
+                say!(
+                    lang,
+                    "nothing, unless you bring peer-to-peer about: then `iommu=pt` on the kernel's command line",
+                    "할 일이 없습니다. 다만 P2P를 쓰게 된다면 커널 명령줄에 `iommu=pt`를 넣으세요"
+                ),
             );
         }
         return;
     }
     sheet.warning(
-        format!("the IOMMU translates what GPUs send to other devices ({mode})"),
-        "what GPUs send each other or a network card takes the way through the CPU, slower; on many mainboards it hangs or arrives wrong",
+        say!(
+            lang,
+            "the IOMMU translates what GPUs send to other devices ({mode})",
+            "IOMMU가 GPU에서 다른 장치로 가는 전송을 변환함({mode})"
+        ),
+        say!(
+            lang,
+            "what GPUs send each other or a network card takes the way through the CPU, slower; on many mainboards it hangs or arrives wrong",
+            "GPU끼리 또는 네트워크 카드와 주고받는 데이터가 CPU를 거쳐 느려집니다. 많은 메인보드에서는 멈추거나 잘못된 값이 도착합니다"
+        ),
         match snapshot.system.virtual_machine().is_some() {
-            true => "the virtual machine has an IOMMU of its own: `iommu=pt` on its kernel's command line, or have it made without one",
-            false => {
+            true => say!(
+                lang,
+                "the virtual machine has an IOMMU of its own: `iommu=pt` on its kernel's command line, or have it made without one",
+                "가상 머신에 자체 IOMMU가 있습니다. 가상 머신의 커널 명령줄에 `iommu=pt`를 넣거나, IOMMU 없이 만들어 달라고 하세요"
+            ),
+            false => say!(
+                lang,
                 "`iommu=pt` on the kernel's command line (/etc/default/grub, then `sudo update-grub` and a start of the machine) lets devices \
-                 through as they are; where that does not help, switch VT-d or AMD-Vi (IOMMU) off in the firmware"
-            }
+                 through as they are; where that does not help, switch VT-d or AMD-Vi (IOMMU) off in the firmware",
+                "커널 명령줄에 `iommu=pt`를 넣으면 장치의 전송이 그대로 통과합니다(/etc/default/grub을 고치고 `sudo update-grub`을 실행한 뒤 머신을 재시작하세요). \
+                 그래도 안 되면 펌웨어에서 VT-d나 AMD-Vi(IOMMU)를 끄세요"
+            ),
         },
     );
 }

@@ -6,19 +6,27 @@
 use std::collections::BTreeSet;
 
 use paceline_gpu::snapshot::{Nccl, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::words::joined;
+use crate::checks;
 use crate::finding::{Notes, plain};
 
 /// Major version of CUDA, and the oldest Linux driver that runs it.
 const OLDEST_DRIVERS: [(u32, (u32, u32)); 3] = [(11, (450, 80)), (12, (525, 60)), (13, (580, 0))];
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
-    let mut sheet = notes.sheet("NCCL");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::NCCL);
     let found = &snapshot.system.nccl;
+    let described = |nccl: &Nccl| described(nccl, lang);
     sheet.fact(match found.is_empty() {
-        true => "none found where programs look; PyTorch brings its own".to_owned(),
-        false => joined(found.iter().map(described).collect()),
+        true => say!(
+            lang,
+            "none found where programs look; PyTorch brings its own",
+            "프로그램이 찾는 경로에 없음; PyTorch에는 포함되어 있음"
+        ),
+        false => joined(found.iter().map(described).collect(), lang),
     });
     if let Some(worst) = found
         .iter()
@@ -27,45 +35,75 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     {
         let (major, minor) = worst.cuda.unwrap_or_default();
         let oldest = OLDEST_DRIVERS.iter().find(|(cuda, _)| *cuda == major);
-        let oldest = oldest.map(|(_, driver)| format!(", {} or newer", version(*driver)));
-        let has = snapshot
-            .driver
-            .version
-            .known()
-            .map(|version| plain(version));
-        let runs = snapshot.driver.cuda.known();
-        let runs = runs.map(|(major, minor)| format!(", which runs CUDA up to {major}.{minor}"));
+        let oldest = oldest.map(|(_, driver)| {
+            let driver = version(*driver);
+            say!(lang, ", {driver} or newer", "({driver} 이상)")
+        });
+        let oldest = oldest.unwrap_or_default();
+        let has = match snapshot.driver.version.known() {
+            Some(version) => plain(version),
+            None => say!(lang, "of unknown version", "버전을 알 수 없음"),
+        };
+        let runs = snapshot.driver.cuda.known().map(|(major, minor)| {
+            say!(
+                lang,
+                ", which runs CUDA up to {major}.{minor}",
+                ", CUDA {major}.{minor}까지 지원"
+            )
+        });
+        let (runs, path) = (runs.unwrap_or_default(), plain(&worst.path));
         sheet.error(
-            format!(
-                "the driver ({}{}) is too old for the NCCL in {}, built for CUDA {major}.{minor}",
-                has.unwrap_or_else(|| "of unknown version".to_owned()),
-                runs.unwrap_or_default(),
-                plain(&worst.path),
+            say!(
+                lang,
+                "the driver ({has}{runs}) is too old for the NCCL in {path}, built for CUDA {major}.{minor}",
+                "드라이버({has}{runs})가 CUDA {major}.{minor}용 NCCL({path})을 쓰기에는 너무 오래됨"
             ),
-            "a job with it fails at its first collective: \"CUDA driver version is insufficient for CUDA runtime version\"",
-            format!(
-                "install a newer driver{}; or programs that were built for the driver's CUDA, such as PyTorch's wheels of an older one",
-                oldest.unwrap_or_default()
+            say!(
+                lang,
+                "a job with it fails at its first collective: \"CUDA driver version is insufficient for CUDA runtime version\"",
+                "이 라이브러리를 쓰는 작업은 첫 집합 통신에서 실패합니다: \"CUDA driver version is insufficient for CUDA runtime version\""
+            ),
+            say!(
+                lang,
+                "install a newer driver{oldest}; or programs that were built for the driver's CUDA, such as PyTorch's wheels of an older one",
+                "더 새로운 드라이버{oldest}를 설치하세요. 또는 더 낮은 CUDA용 PyTorch 휠처럼, 드라이버가 지원하는 CUDA로 빌드된 프로그램을 쓰세요"
             ),
         );
     }
     let versions: BTreeSet<_> = found.iter().filter_map(|nccl| nccl.version).collect();
     if versions.len() > 1 {
+        let number = versions.len();
         sheet.note(
-            format!("{} different versions of NCCL are installed", versions.len()),
-            "ranks that load different ones refuse to talk to each other (\"mismatched NCCL version\")",
-            "start all ranks from one environment; `NCCL_DEBUG=VERSION` prints which one a program loads",
+            say!(
+                lang,
+                "{number} different versions of NCCL are installed",
+                "서로 다른 NCCL 버전이 {number}개 설치되어 있음"
+            ),
+            say!(
+                lang,
+                "ranks that load different ones refuse to talk to each other (\"mismatched NCCL version\")",
+                "서로 다른 버전을 읽은 랭크들은 통신을 거부합니다(\"mismatched NCCL version\")"
+            ),
+            say!(
+                lang,
+                "start all ranks from one environment; `NCCL_DEBUG=VERSION` prints which one a program loads",
+                "모든 랭크를 같은 환경에서 시작하세요. `NCCL_DEBUG=VERSION`을 주면 프로그램이 읽은 버전이 출력됩니다"
+            ),
         );
     }
 }
 
-fn described(nccl: &Nccl) -> String {
+fn described(nccl: &Nccl, lang: Lang) -> String {
     let number = match nccl.version {
         Some((major, minor, patch)) => format!("{major}.{minor}.{patch}"),
-        None => "of unknown version".to_owned(),
+        None => say!(lang, "of unknown version", "버전을 알 수 없음"),
     };
     match nccl.cuda {
-        Some((major, minor)) => format!("{number} for CUDA {major}.{minor}"),
+        Some((major, minor)) => say!(
+            lang,
+            "{number} for CUDA {major}.{minor}",
+            "{number}(CUDA {major}.{minor}용)"
+        ),
         None => number,
     }
 }

@@ -3,8 +3,11 @@
 //! *Source*: "Shared memory", "GPU-to-NIC communication" and "InfiniBand" in NCCL's user guide.
 
 use paceline_gpu::snapshot::{Memory, Reading, Snapshot};
+use paceline_words::say;
 
+use super::gaps::told_as;
 use super::words::joined;
+use crate::checks;
 use crate::finding::{Notes, plain, size};
 
 /// What Docker and Kubernetes give a container unless told otherwise.
@@ -29,7 +32,8 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 }
 
 fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
-    let mut sheet = notes.sheet("/dev/shm");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::SHM);
     let Some(Memory {
         used_bytes,
         total_bytes,
@@ -37,39 +41,70 @@ fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
     else {
         return;
     };
-    let free = total_bytes.saturating_sub(used_bytes);
-    sheet.fact(format!("{}, {} free", size(total_bytes), size(free)));
-    const WHY: &str = "NCCL exchanges data of ranks without peer-to-peer there, and PyTorch's data loaders their batches: the job fails with \
-                       \"bus error\", \"no space left on device\" or \"failed to extend /dev/shm/nccl-...\"";
+    let free_bytes = total_bytes.saturating_sub(used_bytes);
+    let (total, free) = (size(total_bytes), size(free_bytes));
+    sheet.fact(say!(lang, "{total}, {free} free", "{total} 중 {free} 남음"));
+    let why = say!(
+        lang,
+        "NCCL exchanges data of ranks without peer-to-peer there, and PyTorch's data loaders their batches: the job fails with \
+         \"bus error\", \"no space left on device\" or \"failed to extend /dev/shm/nccl-...\"",
+        "P2P가 없으면 NCCL이 랭크 사이의 데이터를, PyTorch 데이터 로더가 배치를 여기로 주고받습니다. 모자라면 작업이 \"bus error\", \"no space left on \
+         device\", \"failed to extend /dev/shm/nccl-...\"로 실패합니다"
+    );
     let is_kubernetes = snapshot
         .system
         .confined_by
         .iter()
         .any(|known| known == "kubernetes");
     let more = match (is_kubernetes, snapshot.system.is_container()) {
-        (true, _) => {
-            "mount a volume `emptyDir: {medium: Memory, sizeLimit: 8Gi}` at /dev/shm in the pod"
-        }
-        (false, true) => "start the container with `--shm-size=8g`, or `--ipc=host`",
-        (false, false) => "`sudo mount -o remount,size=8G /dev/shm`",
+        (true, _) => say!(
+            lang,
+            "mount a volume `emptyDir: {{medium: Memory, sizeLimit: 8Gi}}` at /dev/shm in the pod",
+            "파드의 /dev/shm에 `emptyDir: {{medium: Memory, sizeLimit: 8Gi}}` 볼륨을 마운트하세요"
+        ),
+        (false, true) => say!(
+            lang,
+            "start the container with `--shm-size=8g`, or `--ipc=host`",
+            "컨테이너를 `--shm-size=8g` 또는 `--ipc=host`로 시작하세요"
+        ),
+        (false, false) => say!(
+            lang,
+            "`sudo mount -o remount,size=8G /dev/shm`",
+            "`sudo mount -o remount,size=8G /dev/shm`을 실행하세요"
+        ),
     };
     if total_bytes <= SHM_OF_DOCKER {
-        let total = size(total_bytes);
         sheet.warning(
-            format!("/dev/shm has {total}, as containers have unless told otherwise"),
-            WHY,
+            say!(
+                lang,
+                "/dev/shm has {total}, as containers have unless told otherwise",
+                "/dev/shm 크기가 컨테이너 기본값인 {total}"
+            ),
+            why,
             more,
         );
-    } else if free < SHM_FREE_MIN {
+    } else if free_bytes < SHM_FREE_MIN {
         sheet.warning(
-            format!("/dev/shm is full: {} of {} are free", size(free), size(total_bytes)),
-            WHY,
-            format!("`ls -l /dev/shm` shows what an earlier job left there (nccl-*, torch_*, psm_*): remove what no process uses; or {more}"),
+            say!(
+                lang,
+                "/dev/shm is full: {free} of {total} are free",
+                "/dev/shm이 가득 참: {total} 중 {free} 남음"
+            ),
+            why,
+            say!(
+                lang,
+                "`ls -l /dev/shm` shows what an earlier job left there (nccl-*, torch_*, psm_*): remove what no process uses; or {more}",
+                "이전 작업이 남긴 파일(nccl-*, torch_*, psm_*)을 `ls -l /dev/shm`으로 찾아, 쓰는 프로세스가 없는 것을 지우세요. 또는 {more}"
+            ),
         );
     } else if total_bytes < SHM_MIN {
         sheet.note(
-            format!("/dev/shm has {} only", size(total_bytes)),
-            WHY,
+            say!(
+                lang,
+                "/dev/shm has {total} only",
+                "/dev/shm 크기가 {total}뿐임"
+            ),
+            why,
             more,
         );
     }
@@ -82,24 +117,41 @@ fn rdma(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn judge_locked(snapshot: &Snapshot, notes: &mut Notes) {
-    let mut sheet = notes.sheet("locked memory");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::LOCKED_MEMORY);
     let Some(limit) = snapshot.system.memlock_bytes.known() else {
         return;
     };
-    sheet.fact(limit.map_or("unlimited".to_owned(), size));
+    sheet.fact(limit.map_or_else(|| say!(lang, "unlimited", "제한 없음"), size));
     let adapters = rdma(snapshot);
     let Some(bytes) = limit.filter(|bytes| *bytes < LOCKED_MIN && !adapters.is_empty()) else {
         return;
     };
+    let (most, adapters) = (size(bytes), joined(adapters, lang));
     sheet.warning(
-        format!("a process may lock {} of memory, and there is RDMA ({})", size(bytes), joined(adapters)),
-        "NCCL must lock what it sends over it: jobs of several nodes fail with \"Call to ibv_reg_mr failed\" or \"ibv_create_qp failed\"",
+        say!(
+            lang,
+            "a process may lock {most} of memory, and there is RDMA ({adapters})",
+            "RDMA 어댑터({adapters})가 있는데 프로세스가 잠글 수 있는 메모리가 {most}뿐임"
+        ),
+        say!(
+            lang,
+            "NCCL must lock what it sends over it: jobs of several nodes fail with \"Call to ibv_reg_mr failed\" or \"ibv_create_qp failed\"",
+            "NCCL은 RDMA로 보내는 메모리를 잠가야 합니다. 여러 노드의 작업이 \"Call to ibv_reg_mr failed\" 또는 \"ibv_create_qp failed\"로 실패합니다"
+        ),
         match snapshot.system.is_container() {
-            true => "`docker run --ulimit memlock=-1`; in Kubernetes the container runtime's own limit (`LimitMEMLOCK=infinity`)",
-            false => {
+            true => say!(
+                lang,
+                "`docker run --ulimit memlock=-1`; in Kubernetes the container runtime's own limit (`LimitMEMLOCK=infinity`)",
+                "`docker run --ulimit memlock=-1`로 시작하세요. Kubernetes에서는 컨테이너 런타임의 한도(`LimitMEMLOCK=infinity`)를 올리세요"
+            ),
+            false => say!(
+                lang,
                 "`ulimit -l unlimited`, for good `* - memlock unlimited` in /etc/security/limits.conf; under a scheduler or service \
-                 `LimitMEMLOCK=infinity` of its daemon"
-            }
+                 `LimitMEMLOCK=infinity` of its daemon",
+                "`ulimit -l unlimited`를 실행하세요. 계속 유지하려면 /etc/security/limits.conf에 `* - memlock unlimited`를 넣으세요. 스케줄러나 서비스라면 \
+                 그 데몬에 `LimitMEMLOCK=infinity`를 설정하세요"
+            ),
         },
     );
 }
@@ -109,19 +161,42 @@ fn judge_peermem(snapshot: &Snapshot, notes: &mut Notes) {
     if adapters.is_empty() {
         return;
     }
+    let lang = notes.lang;
     let has = &snapshot.system.has_peermem;
-    let mut sheet = notes.sheet("GPUDirect RDMA");
+    let mut sheet = notes.sheet(checks::PEERMEM);
     sheet.fact(match has {
-        Reading::Known(true) => "nvidia-peermem is loaded".to_owned(),
-        Reading::Known(false) => "nvidia-peermem is not loaded".to_owned(),
-        Reading::Missing { missing } => format!("not known: {}", plain(&missing.to_string())),
+        Reading::Known(true) => say!(lang, "nvidia-peermem is loaded", "nvidia-peermem 로드됨"),
+        Reading::Known(false) => {
+            say!(
+                lang,
+                "nvidia-peermem is not loaded",
+                "nvidia-peermem 로드되지 않음"
+            )
+        }
+        Reading::Missing { missing } => {
+            let why = told_as(missing, lang);
+            say!(lang, "not known: {why}", "알 수 없음: {why}")
+        }
     });
     if *has == Reading::Known(false) {
+        let adapters = joined(adapters, lang);
         sheet.note(
-            format!("nvidia-peermem is not loaded, and there is RDMA ({})", joined(adapters)),
-            "unless DMA-BUF does it (a recent kernel and NVIDIA's open kernel module), data for other nodes goes through the host's memory: \
-             right, but slower",
-            "`sudo modprobe nvidia-peermem`; NCCL_DEBUG=INFO prints \"GDRDMA\" for connections that use it",
+            say!(
+                lang,
+                "nvidia-peermem is not loaded, and there is RDMA ({adapters})",
+                "RDMA 어댑터({adapters})가 있는데 nvidia-peermem이 로드되지 않음"
+            ),
+            say!(
+                lang,
+                "unless DMA-BUF does it (a recent kernel and NVIDIA's open kernel module), data for other nodes goes through the host's memory: \
+                 right, but slower",
+                "DMA-BUF(최신 커널과 NVIDIA 오픈 커널 모듈)가 대신하지 않으면, 다른 노드로 가는 데이터가 호스트 메모리를 거칩니다. 결과는 맞지만 느립니다"
+            ),
+            say!(
+                lang,
+                "`sudo modprobe nvidia-peermem`; NCCL_DEBUG=INFO prints \"GDRDMA\" for connections that use it",
+                "`sudo modprobe nvidia-peermem`을 실행하세요. NCCL_DEBUG=INFO를 주면 이를 쓰는 연결에 \"GDRDMA\"가 출력됩니다"
+            ),
         );
     }
 }

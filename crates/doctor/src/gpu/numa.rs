@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use paceline_gpu::snapshot::{Device, Nic, Reading, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::rules::indices;
 use super::words::{gpus, gpus_that, grouped, joined, listed};
+use crate::checks;
 use crate::finding::{Notes, count, plain};
 
 /// Speed in megabits per second from which a network card is one to train over.
@@ -16,19 +18,26 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if snapshot.devices.is_empty() || nodes == 0 {
         return;
     }
-    let mut sheet = notes.sheet("NUMA");
+    let lang = notes.lang;
     let places = snapshot.devices.iter();
     let places = places.map(|device| (node(snapshot, device), device.index));
-    let words = grouped(places);
-    let words = words.iter().map(|(node, of)| match node {
-        Some(node) => format!("{} at node {node}", gpus(of)),
-        None => format!("{} at an unknown node", gpus(of)),
+    let words = grouped(places).into_iter().map(|(node, of)| {
+        let gpus = gpus(&of, lang);
+        match node {
+            Some(node) => say!(lang, "{gpus} at node {node}", "{gpus}: 노드 {node}"),
+            None => say!(
+                lang,
+                "{gpus} at an unknown node",
+                "{gpus}: 노드를 알 수 없음"
+            ),
+        }
     });
-    sheet.fact(format!(
-        "{}: {}",
-        count(nodes, "node"),
-        listed(words.collect())
-    ));
+    let words = listed(words.collect(), lang);
+    let all = count(lang, nodes, "node", "노드");
+    notes.sheet(checks::NUMA).fact(match lang {
+        Lang::En => format!("{all}: {words}"),
+        Lang::Ko => format!("{all}; {words}"),
+    });
     if nodes < 2 {
         return;
     }
@@ -71,18 +80,31 @@ fn judge_allowed(snapshot: &Snapshot, notes: &mut Notes) {
     if far.is_empty() {
         return;
     }
+    let lang = notes.lang;
     let fix = match snapshot.system.is_container() {
-        true => {
-            "give the container CPUs of those nodes too (`docker run --cpuset-cpus`, the cluster's topology manager), or only GPUs near its CPUs"
-        }
-        false => {
-            "`taskset -p $$` shows what this shell may use: ask the scheduler for CPUs near the GPUs, or use only the GPUs near your CPUs"
-        }
+        true => say!(
+            lang,
+            "give the container CPUs of those nodes too (`docker run --cpuset-cpus`, the cluster's topology manager), or only GPUs near its CPUs",
+            "컨테이너에 그 노드의 CPU도 주거나(`docker run --cpuset-cpus`, 클러스터의 토폴로지 매니저), 컨테이너의 CPU와 가까운 GPU만 주세요"
+        ),
+        false => say!(
+            lang,
+            "`taskset -p $$` shows what this shell may use: ask the scheduler for CPUs near the GPUs, or use only the GPUs near your CPUs",
+            "이 셸이 쓸 수 있는 CPU는 `taskset -p $$`에 나옵니다. 스케줄러에 GPU와 가까운 CPU를 요청하거나, 쓸 수 있는 CPU와 가까운 GPU만 쓰세요"
+        ),
     };
-    let whom = gpus_that(&far, "hangs", "hang");
-    notes.sheet("NUMA").warning(
-        format!("{whom} on a memory node none of whose CPUs this process may use"),
-        "every copy between host and GPU crosses from one CPU socket to the other, and waits for all others that do",
+    let whom = gpus_that(&far, "hangs", "hang", lang);
+    notes.sheet(checks::NUMA).warning(
+        say!(
+            lang,
+            "{whom} on a memory node none of whose CPUs this process may use",
+            "{whom}: 연결된 메모리 노드의 CPU를 이 프로세스가 하나도 쓸 수 없음"
+        ),
+        say!(
+            lang,
+            "every copy between host and GPU crosses from one CPU socket to the other, and waits for all others that do",
+            "호스트와 GPU 사이의 모든 복사가 다른 CPU 소켓을 거치며, 같은 길을 쓰는 다른 복사를 기다립니다"
+        ),
         fix,
     );
 }
@@ -110,13 +132,27 @@ fn judge_nics(snapshot: &Snapshot, notes: &mut Notes) {
     if nics.is_empty() || nics.iter().any(is_near) {
         return;
     }
+    let lang = notes.lang;
     let names = nics.iter().map(|nic| plain(&nic.name));
-    let names = joined(names.collect());
-    notes.sheet("NUMA").note(
-        format!("the network card {names} is on another memory node than every GPU"),
-        "what GPUs send to other nodes crosses from one CPU socket to the other first; GPUDirect RDMA is off at that distance unless \
-         NCCL_NET_GDR_LEVEL=SYS asks for it",
-        "put the card into a slot of the GPUs' socket, as the mainboard's manual draws them",
+    let names = joined(names.collect(), lang);
+    notes.sheet(checks::NUMA).note(
+        say!(
+            lang,
+            "the network card {names} is on another memory node than every GPU",
+            "네트워크 카드 {names}: 모든 GPU와 다른 메모리 노드에 있음"
+        ),
+        say!(
+            lang,
+            "what GPUs send to other nodes crosses from one CPU socket to the other first; GPUDirect RDMA is off at that distance unless \
+             NCCL_NET_GDR_LEVEL=SYS asks for it",
+            "GPU가 다른 노드로 보내는 데이터가 먼저 다른 CPU 소켓을 거칩니다. 이 거리에서는 NCCL_NET_GDR_LEVEL=SYS를 주지 않으면 GPUDirect RDMA가 \
+             꺼집니다"
+        ),
+        say!(
+            lang,
+            "put the card into a slot of the GPUs' socket, as the mainboard's manual draws them",
+            "메인보드 설명서를 보고, GPU와 같은 소켓에 연결된 슬롯으로 카드를 옮기세요"
+        ),
     );
 }
 

@@ -4,10 +4,12 @@
 //! board need not wire all of them.
 
 use paceline_gpu::snapshot::{Device, NvLink, Snapshot};
+use paceline_words::say;
 
 use super::fabric::has_switches;
 use super::pairs::active;
 use super::words::{gpus, gpus_that, grouped, joined, listed, model};
+use crate::checks;
 use crate::finding::Notes;
 
 /// From so many errors of one link on it is a warning. Our own choice: a link that is retrained now and then has a few.
@@ -19,15 +21,22 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if with.is_empty() {
         return;
     }
-    let mut sheet = notes.sheet("NVLink");
+    let lang = notes.lang;
     let counts = with
         .iter()
         .map(|device| ((up(device), all(device)), device.index));
     let words = grouped(counts);
-    let words = words
-        .iter()
-        .map(|((up, all), of)| format!("{up} of {all} links up on {}", gpus(of)));
-    sheet.fact(listed(words.collect()));
+    let words = words.iter().map(|((up, all), of)| {
+        let gpus = gpus(of, lang);
+        say!(
+            lang,
+            "{up} of {all} links up on {gpus}",
+            "{gpus}: 링크 {all}개 중 {up}개 연결됨"
+        )
+    });
+    notes
+        .sheet(checks::NVLINK)
+        .fact(listed(words.collect(), lang));
     judge_setting(snapshot, notes);
     judge_missing(snapshot, &with, notes);
     judge_errors(&with, notes);
@@ -48,30 +57,60 @@ fn tells_all(device: &Device) -> bool {
 }
 
 fn judge_missing(snapshot: &Snapshot, with: &[&Device], notes: &mut Notes) {
-    let mut sheet = notes.sheet("NVLink");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::NVLINK);
     let told: Vec<&&Device> = with.iter().filter(|device| tells_all(device)).collect();
     if told.len() > 1 && told.iter().all(|device| up(device) == 0) {
         // Without the fabric manager all are down, and that has been said.
         if !has_switches(snapshot) {
             sheet.note(
-                "these GPUs have NVLinks, and none is up",
-                "they talk over PCIe; with an NVLink bridge each pair has several times the speed, and peer-to-peer that works",
-                "if there is a bridge, check its seat on both cards, and that both are in the slots that it is made for; `nvidia-smi nvlink -s`",
+                say!(
+                    lang,
+                    "these GPUs have NVLinks, and none is up",
+                    "GPU에 NVLink가 있지만 연결된 링크가 하나도 없음"
+                ),
+                say!(
+                    lang,
+                    "they talk over PCIe; with an NVLink bridge each pair has several times the speed, and peer-to-peer that works",
+                    "PCIe로 통신합니다. NVLink 브리지를 쓰면 GPU 쌍마다 속도가 몇 배 빨라지고 P2P 직접 통신도 됩니다"
+                ),
+                say!(
+                    lang,
+                    "if there is a bridge, check its seat on both cards, and that both are in the slots that it is made for; `nvidia-smi nvlink -s`",
+                    "브리지가 있다면 두 카드에 제대로 꽂혔는지, 두 카드가 브리지 간격에 맞는 슬롯에 있는지 확인하세요. 링크 상태는 `nvidia-smi nvlink -s`에 \
+                     나옵니다"
+                ),
             );
         }
         return;
     }
-    for (name, of) in grouped(told.iter().map(|device| (model(device), device.index))) {
+    for (name, of) in grouped(
+        told.iter()
+            .map(|device| (model(device, lang), device.index)),
+    ) {
         let siblings = told.iter().filter(|device| of.contains(&device.index));
         let most = siblings.clone().map(|device| up(device)).max().unwrap_or(0);
         let fewer = siblings.filter(|device| up(device) < most);
         for (number, some) in grouped(fewer.map(|device| (up(device), device.index))) {
-            let whom = gpus_that(&some, "has", "have");
+            let whom = gpus_that(&some, "has", "have", lang);
             sheet.warning(
-                format!("{whom} {number} NVLinks up, others of this kind ({name}) have {most}"),
-                "collectives run at the speed of the slowest link; with switches, a GPU whose links are down takes the whole job with it",
-                "`nvidia-smi nvlink -s` names the links; reset the GPUs or start the machine again; if they stay down, seat the bridge or \
-                 board anew or have it repaired",
+                say!(
+                    lang,
+                    "{whom} {number} NVLinks up, others of this kind ({name}) have {most}",
+                    "{whom}: 연결된 NVLink가 {number}개, 같은 모델({name})의 다른 GPU는 {most}개"
+                ),
+                say!(
+                    lang,
+                    "collectives run at the speed of the slowest link; with switches, a GPU whose links are down takes the whole job with it",
+                    "집합 통신은 가장 느린 링크의 속도로 동작합니다. 스위치가 있는 머신에서는 링크가 끊긴 GPU 하나가 작업 전체를 멈춥니다"
+                ),
+                say!(
+                    lang,
+                    "`nvidia-smi nvlink -s` names the links; reset the GPUs or start the machine again; if they stay down, seat the bridge or \
+                     board anew or have it repaired",
+                    "끊긴 링크는 `nvidia-smi nvlink -s`에 나옵니다. GPU를 리셋하거나 머신을 재시작하고, 그래도 끊겨 있으면 브리지나 보드를 다시 꽂거나 \
+                     수리를 맡기세요"
+                ),
             );
         }
     }
@@ -80,39 +119,65 @@ fn judge_missing(snapshot: &Snapshot, with: &[&Device], notes: &mut Notes) {
 fn judge_setting(snapshot: &Snapshot, notes: &mut Notes) {
     let mut settings = snapshot.system.driver_parameters.iter();
     if settings.any(|(name, value)| name.ends_with("NvLinkDisable") && value.trim() != "0") {
-        notes.sheet("NVLink").warning(
-            "a setting of the driver (NVreg_NvLinkDisable) switches NVLink off",
-            "GPUs talk over PCIe, at a fraction of the speed; on a board with NVSwitches they have no peer-to-peer at all",
-            "take it out of /etc/modprobe.d or the kernel's command line, then `sudo update-initramfs -u` and start the machine again",
+        let lang = notes.lang;
+        notes.sheet(checks::NVLINK).warning(
+            say!(
+                lang,
+                "a setting of the driver (NVreg_NvLinkDisable) switches NVLink off",
+                "드라이버 설정(NVreg_NvLinkDisable)이 NVLink를 끔"
+            ),
+            say!(
+                lang,
+                "GPUs talk over PCIe, at a fraction of the speed; on a board with NVSwitches they have no peer-to-peer at all",
+                "GPU가 훨씬 느린 PCIe로 통신합니다. NVSwitch가 있는 보드에서는 P2P가 전혀 되지 않습니다"
+            ),
+            say!(
+                lang,
+                "take it out of /etc/modprobe.d or the kernel's command line, then `sudo update-initramfs -u` and start the machine again",
+                "/etc/modprobe.d나 커널 명령줄에서 이 설정을 지우고, `sudo update-initramfs -u`를 실행한 뒤 머신을 재시작하세요"
+            ),
         );
     }
 }
 
 fn judge_errors(with: &[&Device], notes: &mut Notes) {
+    let lang = notes.lang;
     let bad: Vec<(u64, String)> = with
         .iter()
         .flat_map(|device| {
             let links = device.nvlinks.known().into_iter().flatten();
             let errors = |link: &NvLink| link.errors.known().copied().filter(|errors| *errors > 0);
             links.filter_map(move |link| {
-                let errors = errors(link)?;
-                Some((
-                    errors,
-                    format!("{errors} on link {} of GPU {}", link.index, device.index),
-                ))
+                let (errors, link, gpu) = (errors(link)?, link.index, device.index);
+                let said = say!(
+                    lang,
+                    "{errors} on link {link} of GPU {gpu}",
+                    "GPU {gpu} 링크 {link} {errors}회"
+                );
+                Some((errors, said))
             })
         })
         .collect();
     let Some(worst) = bad.iter().map(|(errors, _)| *errors).max() else {
         return;
     };
-    let what = format!(
-        "NVLinks counted errors: {}",
-        joined(bad.into_iter().map(|(_, words)| words).collect())
+    let named = joined(bad.into_iter().map(|(_, words)| words).collect(), lang);
+    let what = say!(
+        lang,
+        "NVLinks counted errors: {named}",
+        "NVLink 오류가 집계됨: {named}"
     );
-    let why = "each is repaired by sending again, which costs time; a link with many goes down in the end, and the job with it";
-    let fix = "`nvidia-smi nvlink -e` now and after a run: a count that grows means a bad bridge, socket or board";
-    let mut sheet = notes.sheet("NVLink");
+    let why = say!(
+        lang,
+        "each is repaired by sending again, which costs time; a link with many goes down in the end, and the job with it",
+        "오류가 날 때마다 다시 보내느라 시간이 듭니다. 오류가 많은 링크는 결국 끊기고, 작업도 함께 멈춥니다"
+    );
+    let fix = say!(
+        lang,
+        "`nvidia-smi nvlink -e` now and after a run: a count that grows means a bad bridge, socket or board",
+        "지금과 학습이 끝난 뒤에 `nvidia-smi nvlink -e`를 실행해 비교하세요. 횟수가 늘어나면 브리지, 소켓, 보드 중 하나가 불량입니다"
+    );
+    let mut sheet = notes.sheet(checks::NVLINK);
     match worst >= ERRORS_MANY {
         true => sheet.warning(what, why, fix),
         false => sheet.note(what, why, fix),

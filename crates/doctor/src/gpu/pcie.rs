@@ -6,8 +6,10 @@
 
 use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{Device, PcieLink, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::words::{gpus, gpus_that, grouped, listed};
+use crate::checks;
 use crate::finding::{Notes, Severity};
 
 /// Utilisation in percent from which a device has work, and no reason to lower its generation.
@@ -58,12 +60,15 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if seats.is_empty() {
         return;
     }
-    let named = |(seat, device): &(Seat, &Device)| (said(*seat), device.index);
+    let lang = notes.lang;
+    let named = |(seat, device): &(Seat, &Device)| (said(*seat, lang), device.index);
     let words = grouped(seats.iter().map(named));
     let words = words
         .iter()
-        .map(|(text, of)| format!("{text}: {}", gpus(of)));
-    notes.sheet("PCIe").fact(listed(words.collect()));
+        .map(|(text, of)| format!("{text}: {}", gpus(of, lang)));
+    notes
+        .sheet(checks::PCIE)
+        .fact(listed(words.collect(), lang));
 
     judge_lanes(&seats, notes);
     judge_slots(&seats, notes);
@@ -71,7 +76,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
 }
 
 /// "x16 of 16, generation 1 of 4".
-fn said(seat: Seat) -> String {
+fn said(seat: Seat, lang: Lang) -> String {
     let number = |number: u32| match number {
         0 => "?".to_owned(),
         _ => number.to_string(),
@@ -85,7 +90,11 @@ fn said(seat: Seat) -> String {
     } = seat;
     let [lanes, of, generation, of_generation] =
         [lanes, card_lanes, generation, card_generation].map(number);
-    format!("x{lanes} of {of}, generation {generation} of {of_generation}")
+    say!(
+        lang,
+        "x{lanes} of {of}, generation {generation} of {of_generation}",
+        "x{lanes}(최대 x{of}), {generation}세대(최대 {of_generation}세대)"
+    )
 }
 
 fn judge_lanes(seats: &[(Seat, &Device)], notes: &mut Notes) {
@@ -93,41 +102,48 @@ fn judge_lanes(seats: &[(Seat, &Device)], notes: &mut Notes) {
         .iter()
         .filter(|(seat, _)| (1..seat.card_lanes).contains(&seat.lanes));
     let key = |seat: &Seat| (seat.lanes, seat.card_lanes, seat.slot_lanes);
-    let mut sheet = notes.sheet("PCIe");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PCIE);
     for ((lanes, card, slot), of) in grouped(few.map(|(seat, device)| (key(seat), device.index))) {
         let is_narrow_slot = (1..=lanes).contains(&slot);
-        let (whom, runs) = (gpus(&of), gpus_that(&of, "runs", "run"));
+        let (whom, runs) = (gpus(&of, lang), gpus_that(&of, "runs", "run", lang));
         let what = match (slot, is_narrow_slot) {
-            (_, true) => format!("{whom} could use {card} PCIe lanes, in a slot with {slot}"),
-            (0, false) => format!("{runs} on {lanes} of {card} PCIe lanes"),
-            (_, false) => {
-                format!("{runs} on {lanes} of {card} PCIe lanes, although the slot has {slot}")
-            }
+            (_, true) => say!(
+                lang,
+                "{whom} could use {card} PCIe lanes, in a slot with {slot}",
+                "{whom}: PCIe 레인 {card}개를 쓸 수 있지만 슬롯은 {slot}개"
+            ),
+            (0, false) => say!(
+                lang,
+                "{runs} on {lanes} of {card} PCIe lanes",
+                "{runs}: PCIe 레인 {card}개 중 {lanes}개만 사용 중"
+            ),
+            (_, false) => say!(
+                lang,
+                "{runs} on {lanes} of {card} PCIe lanes, although the slot has {slot}",
+                "{runs}: 슬롯의 레인은 {slot}개인데 PCIe 레인 {card}개 중 {lanes}개만 사용 중"
+            ),
         };
         // Many mainboards split 16 lanes for two cards, and most trainings do not notice.
         let severity = match (is_narrow_slot, card / lanes) {
             (true, 0..=2) => Severity::Note,
             _ => Severity::Warning,
         };
-        sheet.add(
-            severity,
-            what,
-            format!(
-                "copies between host and GPU, and between GPUs without NVLink, have {} of the speed",
-                share(lanes, card)
+        let fix = match is_narrow_slot {
+            true => say!(
+                lang,
+                "put the card into a slot with 16 lanes, where the mainboard's manual shows one; a second card often takes lanes away \
+                 from the first",
+                "메인보드 설명서에서 16레인 슬롯을 찾아 카드를 옮기세요. 두 번째 카드를 꽂으면 첫 번째 카드의 레인이 줄어드는 경우가 많습니다"
             ),
-            match is_narrow_slot {
-                true => {
-                    "put the card into a slot with 16 lanes, where the mainboard's manual shows one; a second card often takes lanes away \
-                     from the first"
-                }
-                false => {
-                    "seat the card anew, clean its contacts, leave risers out; look in the firmware for how the slot's lanes are split \
-                     (bifurcation)"
-                }
-            }
-            .to_owned(),
-        );
+            false => say!(
+                lang,
+                "seat the card anew, clean its contacts, leave risers out; look in the firmware for how the slot's lanes are split \
+                 (bifurcation)",
+                "카드를 다시 꽂고 접점을 닦고 라이저 없이 연결하세요. 펌웨어에서 슬롯의 레인 분할(bifurcation) 설정도 확인하세요"
+            ),
+        };
+        sheet.add(severity, what, slower(lanes, card, lang), fix);
     }
 }
 
@@ -136,21 +152,27 @@ fn judge_slots(seats: &[(Seat, &Device)], notes: &mut Notes) {
         .iter()
         .filter(|(seat, _)| (1..seat.card_generation).contains(&seat.slot_generation));
     let key = |seat: &Seat| (seat.slot_generation, seat.card_generation);
-    let mut sheet = notes.sheet("PCIe");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PCIE);
     for ((slot, card), of) in grouped(slow.map(|(seat, device)| (key(seat), device.index))) {
         let severity = match card - slot {
             1 => Severity::Note,
             _ => Severity::Warning,
         };
+        let whom = gpus_that(&of, "is", "are", lang);
         sheet.add(
             severity,
-            format!("{} of PCIe generation {card} in a slot of generation {slot}", gpus_that(&of, "is", "are")),
-            format!(
-                "copies between host and GPU, and between GPUs without NVLink, have {} of the speed",
-                share(1, 1_u32.checked_shl(card - slot).unwrap_or(u32::MAX))
+            say!(
+                lang,
+                "{whom} of PCIe generation {card} in a slot of generation {slot}",
+                "{whom}: PCIe {card}세대 카드가 {slot}세대 슬롯에 있음"
             ),
-            "put the card into a slot of its generation where there is one; see whether the firmware holds the slot down; a riser may"
-                .to_owned(),
+            slower(1, 1_u32.checked_shl(card - slot).unwrap_or(u32::MAX), lang),
+            say!(
+                lang,
+                "put the card into a slot of its generation where there is one; see whether the firmware holds the slot down; a riser may",
+                "같은 세대의 슬롯이 있으면 옮기세요. 펌웨어가 슬롯의 세대를 낮추고 있는지 확인하세요. 라이저가 원인일 수도 있습니다"
+            ),
         );
     }
 }
@@ -167,20 +189,44 @@ fn judge_busy(seats: &[(Seat, &Device)], notes: &mut Notes) {
     });
     let of: Vec<u32> = down.map(|(_, device)| device.index).collect();
     if !of.is_empty() {
-        notes.sheet("PCIe").warning(
-            format!("{} busy, and the PCIe link stays below the generation of card and slot", gpus_that(&of, "is", "are")),
-            "copies between host and GPU are slower than they could be",
-            "look again while it trains; a link that stays down has a bad contact, riser or cable, or is held down by the firmware",
+        let lang = notes.lang;
+        let whom = gpus_that(&of, "is", "are", lang);
+        notes.sheet(checks::PCIE).warning(
+            say!(
+                lang,
+                "{whom} busy, and the PCIe link stays below the generation of card and slot",
+                "{whom}: 작업 중인데도 PCIe 링크가 카드와 슬롯의 세대보다 낮음"
+            ),
+            say!(
+                lang,
+                "copies between host and GPU are slower than they could be",
+                "호스트와 GPU 사이의 복사가 느려집니다"
+            ),
+            say!(
+                lang,
+                "look again while it trains; a link that stays down has a bad contact, riser or cable, or is held down by the firmware",
+                "학습 중에 다시 확인하세요. 계속 낮다면 접점, 라이저, 케이블이 불량이거나 펌웨어가 세대를 낮추고 있는 것입니다"
+            ),
         );
     }
 }
 
+fn slower(part: u32, whole: u32, lang: Lang) -> String {
+    let share = share(part, whole, lang);
+    say!(
+        lang,
+        "copies between host and GPU, and between GPUs without NVLink, have {share} of the speed",
+        "호스트와 GPU 사이, NVLink가 없는 GPU 사이의 복사 속도가 {share}입니다"
+    )
+}
+
 /// "half", "a quarter", or percent.
-fn share(part: u32, whole: u32) -> String {
+fn share(part: u32, whole: u32, lang: Lang) -> String {
+    let percent = u64::from(part) * 100 / u64::from(whole.max(1));
     match whole.checked_div(part).unwrap_or(1) {
-        2 if whole.is_multiple_of(part) => "half".to_owned(),
-        4 if whole.is_multiple_of(part) => "a quarter".to_owned(),
-        _ => format!("{} %", u64::from(part) * 100 / u64::from(whole.max(1))),
+        2 if whole.is_multiple_of(part) => say!(lang, "half", "절반"),
+        4 if whole.is_multiple_of(part) => say!(lang, "a quarter", "4분의 1"),
+        _ => say!(lang, "{percent} %", "{percent} % 수준"),
     }
 }
 

@@ -4,10 +4,12 @@
 //! 13045, 24081 and 84803 (DataParallel that hangs or learns nothing, silent corruption, cured by the IOMMU or ACS).
 
 use paceline_gpu::snapshot::{Ancestor, Snapshot};
+use paceline_words::{Lang, say};
 
 use super::pairs::{Pair, pairs};
 use super::words::{self, joined};
 use super::{acs, iommu};
+use crate::checks;
 use crate::finding::Notes;
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
@@ -17,29 +19,41 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if over_pcie.is_empty() {
         return;
     }
-    let of = |some: &[Pair]| {
-        words::pairs(
-            &some.iter().map(|pair| pair.of).collect::<Vec<_>>(),
-            pairs.len(),
-        )
+    let lang = notes.lang;
+    let named = |some: &[Pair]| {
+        let some: Vec<(u32, u32)> = some.iter().map(|pair| pair.of).collect();
+        words::pairs(&some, pairs.len(), lang)
     };
     let devices = snapshot.devices.len();
-    let proof = format!(
+    let proof = say!(
+        lang,
         "prove it: `simpleP2P` of NVIDIA's cuda-samples checks what arrives, and `all_reduce_perf -b 8 -e 256M -f 2 -g {devices} -c 1` of \
-         nccl-tests must end with 0 wrong values; `p2pBandwidthLatencyTest` must be faster with peer-to-peer than without"
+         nccl-tests must end with 0 wrong values; `p2pBandwidthLatencyTest` must be faster with peer-to-peer than without",
+        "직접 확인하세요. NVIDIA cuda-samples의 `simpleP2P`는 도착한 값을 검사하고, nccl-tests의 `all_reduce_perf -b 8 -e 256M -f 2 -g {devices} \
+         -c 1`은 틀린 값 0개로 끝나야 하며, `p2pBandwidthLatencyTest`는 P2P를 켰을 때 더 빨라야 합니다"
     );
-    let mut sheet = notes.sheet("peer-to-peer");
-    let reasons = suspicions(snapshot);
+    let mut sheet = notes.sheet(checks::PEER_TO_PEER);
+    let reasons = suspicions(snapshot, lang);
     if !reasons.is_empty() {
+        let (named, reasons) = (named(&over_pcie), joined(reasons, lang));
         sheet.warning(
-            format!(
-                "the driver says that peer-to-peer over PCIe is OK between {}, which is no proof here: {}",
-                of(&over_pcie),
-                joined(reasons)
+            say!(
+                lang,
+                "the driver says that peer-to-peer over PCIe is OK between {named}, which is no proof here: {reasons}",
+                "드라이버는 PCIe P2P가 OK라고 하지만({named}) 이 머신에서는 믿을 수 없음: {reasons}"
             ),
-            "the driver looks at cards and chipset, not at what lies between: on such machines jobs hang, crawl, or train on garbage \
-             without an error. DataParallel meets it first; NCCL on AMD machines with two GPUs, or where NCCL_P2P_LEVEL tells it to",
-            format!("{proof}; until then NCCL_P2P_DISABLE=1, and DDP in place of DataParallel"),
+            say!(
+                lang,
+                "the driver looks at cards and chipset, not at what lies between: on such machines jobs hang, crawl, or train on garbage \
+                 without an error. DataParallel meets it first; NCCL on AMD machines with two GPUs, or where NCCL_P2P_LEVEL tells it to",
+                "드라이버는 카드와 칩셋만 보고 그 사이의 경로는 보지 않습니다. 이런 머신에서는 작업이 멈추거나, 매우 느려지거나, 오류 없이 깨진 값으로 학습합니다. \
+                 DataParallel에서 먼저 나타나고, NCCL에서는 GPU가 2개인 AMD 머신이나 NCCL_P2P_LEVEL을 설정한 경우에 나타납니다"
+            ),
+            say!(
+                lang,
+                "{proof}; until then NCCL_P2P_DISABLE=1, and DDP in place of DataParallel",
+                "{proof}. 그때까지는 NCCL_P2P_DISABLE=1을 주고, DataParallel 대신 DDP를 쓰세요"
+            ),
         );
         return;
     }
@@ -47,33 +61,56 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let across = across.filter(|pair| pair.ancestor >= Some(Ancestor::HostBridge));
     let across: Vec<Pair> = across.collect();
     if !across.is_empty() {
+        let named = named(&across);
         sheet.note(
-            format!(
-                "the driver says that peer-to-peer over PCIe is OK between {}, by way of a CPU; this was not tested",
-                of(&across)
+            say!(
+                lang,
+                "the driver says that peer-to-peer over PCIe is OK between {named}, by way of a CPU; this was not tested",
+                "드라이버는 CPU를 거치는 PCIe P2P가 OK라고 하지만({named}) 시험하지는 않음"
             ),
-            "some mainboards pass such data on slowly or not at all, and the driver does not know; NCCL itself goes by way of a CPU only \
-             where NCCL_P2P_LEVEL tells it to, and on AMD machines with two GPUs",
-            format!("{proof}; if it fails or hangs NCCL_P2P_DISABLE=1"),
+            say!(
+                lang,
+                "some mainboards pass such data on slowly or not at all, and the driver does not know; NCCL itself goes by way of a CPU only \
+                 where NCCL_P2P_LEVEL tells it to, and on AMD machines with two GPUs",
+                "이런 데이터를 느리게 전달하거나 아예 전달하지 못하는 메인보드가 있고, 드라이버는 이를 알지 못합니다. NCCL은 NCCL_P2P_LEVEL을 설정했거나 GPU가 \
+                 2개인 AMD 머신에서만 CPU를 거칩니다"
+            ),
+            say!(
+                lang,
+                "{proof}; if it fails or hangs NCCL_P2P_DISABLE=1",
+                "{proof}. 실패하거나 멈추면 NCCL_P2P_DISABLE=1을 설정하세요"
+            ),
         );
     }
 }
 
 /// What makes the driver's word doubtful.
-fn suspicions(snapshot: &Snapshot) -> Vec<String> {
+fn suspicions(snapshot: &Snapshot, lang: Lang) -> Vec<String> {
     let mut reasons = Vec::new();
     if let Some(mode) = iommu::translating(snapshot) {
-        reasons.push(format!("the IOMMU translates what GPUs send ({mode})"));
+        reasons.push(say!(
+            lang,
+            "the IOMMU translates what GPUs send ({mode})",
+            "IOMMU가 GPU의 전송을 변환함({mode})"
+        ));
     }
     if !acs::in_the_way(snapshot).is_empty() {
-        reasons.push("ACS sends it up to the CPU".to_owned());
+        reasons.push(say!(
+            lang,
+            "ACS sends it up to the CPU",
+            "ACS가 데이터를 CPU로 올려 보냄"
+        ));
     }
     if snapshot.system.virtual_machine().is_some() {
-        reasons.push("this is a virtual machine".to_owned());
+        reasons.push(say!(lang, "this is a virtual machine", "가상 머신임"));
     }
     let mut settings = snapshot.system.driver_parameters.iter();
     if settings.any(|(name, value)| name.contains("ForceP2P") && value.trim() != "0") {
-        reasons.push("a setting of the driver (ForceP2P) makes it say so".to_owned());
+        reasons.push(say!(
+            lang,
+            "a setting of the driver (ForceP2P) makes it say so",
+            "드라이버 설정(ForceP2P)으로 강제된 응답임"
+        ));
     }
     reasons
 }

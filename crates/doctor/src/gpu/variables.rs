@@ -4,9 +4,11 @@
 
 use paceline_gpu::devices::{Gpu, visible};
 use paceline_gpu::snapshot::{Reading, Snapshot};
+use paceline_words::say;
 
 use super::pairs::{Pair, pairs};
 use super::words::joined;
+use crate::checks;
 use crate::finding::{Notes, count, plain};
 
 /// Entries of CUDA_VISIBLE_DEVICES that are looked at; a snapshot from elsewhere may have any number.
@@ -20,9 +22,14 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     let named: Vec<String> = all
         .map(|(name, value)| format!("{}={}", plain(name), plain(value)))
         .collect();
-    notes.sheet("variables").fact(match named.is_empty() {
-        true => "none of CUDA's or NCCL's is set".to_owned(),
-        false => joined(named),
+    let lang = notes.lang;
+    notes.sheet(checks::VARIABLES).fact(match named.is_empty() {
+        true => say!(
+            lang,
+            "none of CUDA's or NCCL's is set",
+            "설정된 CUDA·NCCL 변수 없음"
+        ),
+        false => joined(named, lang),
     });
     judge_visible(snapshot, notes);
     judge_nccl(snapshot, notes);
@@ -40,35 +47,55 @@ fn judge_visible(snapshot: &Snapshot, notes: &mut Notes) {
     let Some(list) = value(snapshot, "CUDA_VISIBLE_DEVICES") else {
         return;
     };
-    let mut sheet = notes.sheet("variables");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::VARIABLES);
     let entries = list.split(',').map(str::trim);
     let entries: Vec<&str> = entries.take(ENTRIES_MAX).collect();
     let first_bad = entries.iter().position(|entry| !exists(snapshot, entry));
     let Some(left) = first_bad else {
         return;
     };
-    let devices = count(snapshot.devices.len(), "GPU");
+    let devices = count(lang, snapshot.devices.len(), "GPU", "GPU");
     let shown = plain(list);
-    let fix = "`unset CUDA_VISIBLE_DEVICES`, or name devices that `nvidia-smi -L` shows; a launcher gives each rank its own";
+    let fix = say!(
+        lang,
+        "`unset CUDA_VISIBLE_DEVICES`, or name devices that `nvidia-smi -L` shows; a launcher gives each rank its own",
+        "`unset CUDA_VISIBLE_DEVICES`를 실행하거나, `nvidia-smi -L`에 나오는 장치로 지정하세요. 랭크별 장치는 런처가 나눠 줍니다"
+    );
     // Nothing, or a number below zero, is how one hides all devices on purpose.
     if left == 0 && matches!(entries[0], "" | "-1") {
         sheet.warning(
-            format!("CUDA_VISIBLE_DEVICES is \"{shown}\", which hides every GPU"),
-            "programs find no GPU and fail, or train on the CPU without a word",
+            say!(
+                lang,
+                "CUDA_VISIBLE_DEVICES is \"{shown}\", which hides every GPU",
+                "CUDA_VISIBLE_DEVICES 값 \"{shown}\" 때문에 모든 GPU가 가려짐"
+            ),
+            say!(
+                lang,
+                "programs find no GPU and fail, or train on the CPU without a word",
+                "프로그램이 GPU를 찾지 못해 실패하거나, 알림 없이 CPU로 학습합니다"
+            ),
             fix,
         );
         return;
     }
-    let entry = plain(entries[left]);
+    let (entry, before) = (plain(entries[left]), count(lang, left, "device", "장치"));
     sheet.error(
-        format!(
-            "CUDA_VISIBLE_DEVICES is \"{shown}\", and there is no device \"{entry}\" among {devices}"
+        say!(
+            lang,
+            "CUDA_VISIBLE_DEVICES is \"{shown}\", and there is no device \"{entry}\" among {devices}",
+            "CUDA_VISIBLE_DEVICES 값이 \"{shown}\"인데, 이 머신({devices})에 장치 \"{entry}\" 없음"
         ),
         match left {
-            0 => "CUDA stops reading there, so programs see no GPU at all".to_owned(),
-            _ => format!(
-                "CUDA stops reading there, so programs see only the {} before it",
-                count(left, "device")
+            0 => say!(
+                lang,
+                "CUDA stops reading there, so programs see no GPU at all",
+                "CUDA는 거기서 읽기를 멈추므로 프로그램에는 GPU가 하나도 보이지 않습니다"
+            ),
+            _ => say!(
+                lang,
+                "CUDA stops reading there, so programs see only the {before} before it",
+                "CUDA는 거기서 읽기를 멈추므로 프로그램에는 그 앞의 {before}만 보입니다"
             ),
         },
         fix,
@@ -101,20 +128,44 @@ fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {
         (false, true) => Some("NCCL_P2P_LEVEL"),
         (false, false) => None,
     };
-    let mut sheet = notes.sheet("variables");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::VARIABLES);
     if let Some(setting) = setting {
-        const WHY: &str = "NCCL copies everything through the host's memory instead";
         if over_nvlink {
             sheet.warning(
-                format!("{setting} switches peer-to-peer off, although NVLink joins these GPUs"),
-                format!("{WHY}: many times slower than NVLink"),
-                format!("`unset {setting}` (look into /etc/nccl.conf and ~/.nccl.conf too); NCCL_P2P_LEVEL=NVL allows it over NVLink only"),
+                say!(
+                    lang,
+                    "{setting} switches peer-to-peer off, although NVLink joins these GPUs",
+                    "GPU가 NVLink로 연결되어 있는데 {setting} 설정이 P2P를 끔"
+                ),
+                say!(
+                    lang,
+                    "NCCL copies everything through the host's memory instead: many times slower than NVLink",
+                    "NCCL이 모든 데이터를 호스트 메모리를 거쳐 복사하므로 NVLink보다 몇 배나 느립니다"
+                ),
+                say!(
+                    lang,
+                    "`unset {setting}` (look into /etc/nccl.conf and ~/.nccl.conf too); NCCL_P2P_LEVEL=NVL allows it over NVLink only",
+                    "`unset {setting}` 명령으로 지우세요(/etc/nccl.conf와 ~/.nccl.conf도 확인하세요). NCCL_P2P_LEVEL=NVL을 주면 NVLink에서만 P2P를 씁니다"
+                ),
             );
         } else if over_pcie {
             sheet.note(
-                format!("{setting} switches peer-to-peer off, which the driver calls OK"),
-                format!("{WHY}: slower, and right where the driver is wrong"),
-                format!("`unset {setting}` once you have proved that peer-to-peer works here (see above)"),
+                say!(
+                    lang,
+                    "{setting} switches peer-to-peer off, which the driver calls OK",
+                    "드라이버는 P2P가 OK라고 하지만 {setting} 설정이 P2P를 끔"
+                ),
+                say!(
+                    lang,
+                    "NCCL copies everything through the host's memory instead: slower, and right where the driver is wrong",
+                    "NCCL이 모든 데이터를 호스트 메모리를 거쳐 복사합니다. 느리지만, 드라이버가 틀린 머신에서는 이것이 맞습니다"
+                ),
+                say!(
+                    lang,
+                    "`unset {setting}` once you have proved that peer-to-peer works here (see above)",
+                    "P2P가 제대로 동작하는지 확인한 뒤(위 참고) `unset {setting}` 명령으로 지우세요"
+                ),
             );
         }
     }
@@ -129,29 +180,63 @@ fn judge_nccl(snapshot: &Snapshot, notes: &mut Notes) {
     {
         let level = plain(level);
         sheet.note(
-            format!(
-                "NCCL_P2P_LEVEL={level} asks for peer-to-peer, which the driver does not offer here"
+            say!(
+                lang,
+                "NCCL_P2P_LEVEL={level} asks for peer-to-peer, which the driver does not offer here",
+                "NCCL_P2P_LEVEL={level} 설정이 있지만 드라이버가 P2P를 제공하지 않음"
             ),
-            "it has no effect: NCCL copies through the host's memory",
-            "`unset NCCL_P2P_LEVEL`",
+            say!(
+                lang,
+                "it has no effect: NCCL copies through the host's memory",
+                "효과가 없습니다. NCCL은 호스트 메모리를 거쳐 복사합니다"
+            ),
+            say!(
+                lang,
+                "`unset NCCL_P2P_LEVEL`",
+                "`unset NCCL_P2P_LEVEL`을 실행하세요"
+            ),
         );
     }
     let is_refused = |pair: &Pair| !pair.is_ok() && pair.status.is_some();
     let needs_host = setting.is_some() || pairs.iter().any(is_refused);
     if is_set(snapshot, "NCCL_SHM_DISABLE") && needs_host && !pairs.is_empty() {
         sheet.warning(
-            "NCCL_SHM_DISABLE takes the way through shared memory, which GPUs here need",
-            "NCCL then sends what ranks of this machine exchange through the network, far slower; without a network card it fails",
-            "`unset NCCL_SHM_DISABLE`",
+            say!(
+                lang,
+                "NCCL_SHM_DISABLE takes the way through shared memory, which GPUs here need",
+                "NCCL_SHM_DISABLE이 이 머신의 GPU에 필요한 공유 메모리 경로를 막음"
+            ),
+            say!(
+                lang,
+                "NCCL then sends what ranks of this machine exchange through the network, far slower; without a network card it fails",
+                "NCCL이 같은 머신의 랭크끼리도 훨씬 느린 네트워크로 통신합니다. 네트워크 카드가 없으면 실패합니다"
+            ),
+            say!(
+                lang,
+                "`unset NCCL_SHM_DISABLE`",
+                "`unset NCCL_SHM_DISABLE`을 실행하세요"
+            ),
         );
     }
     let mut nics = snapshot.system.nics.iter();
     let has_rdma = nics.any(|nic| nic.is_rdma && nic.is_up == Reading::Known(true));
     if is_set(snapshot, "NCCL_IB_DISABLE") && has_rdma {
         sheet.warning(
-            "NCCL_IB_DISABLE is set, although there is an RDMA adapter that is up",
-            "jobs of several nodes use TCP sockets instead: slower, and they take CPU time",
-            "`unset NCCL_IB_DISABLE`, unless it hangs with it",
+            say!(
+                lang,
+                "NCCL_IB_DISABLE is set, although there is an RDMA adapter that is up",
+                "동작 중인 RDMA 어댑터가 있는데 NCCL_IB_DISABLE이 설정되어 있음"
+            ),
+            say!(
+                lang,
+                "jobs of several nodes use TCP sockets instead: slower, and they take CPU time",
+                "여러 노드의 작업이 TCP 소켓을 씁니다. 느리고 CPU 시간도 씁니다"
+            ),
+            say!(
+                lang,
+                "`unset NCCL_IB_DISABLE`, unless it hangs with it",
+                "RDMA에서 멈추는 문제가 없다면 `unset NCCL_IB_DISABLE`을 실행하세요"
+            ),
         );
     }
 }

@@ -1,5 +1,8 @@
 //! Cores: those there are, those this process may use, and those its container's quota pays for.
 
+use paceline_words::{Lang, say};
+
+use crate::checks;
 use crate::finding::{Notes, count};
 use crate::options::Options;
 use paceline_gpu::cgroup::{self, Folders};
@@ -75,50 +78,93 @@ fn quota(host: &Host<'_>) -> Option<f64> {
 }
 
 pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
-    let mut sheet = notes.sheet("cores");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::CORES);
     let (ranks, usable, threads) = (options.ranks, cpu.usable(), cpu.threads(options));
-    let mut text = count(cpu.online, "core");
-    if cpu.allowed < cpu.online {
-        text += &format!(", this process may run on {}", cpu.allowed);
+    let (wanted, allowed) = (ranks * threads, cpu.allowed);
+    let counted_ranks = |number| count(lang, number, "rank", "랭크");
+    let counted_cores = |number| count(lang, number, "core", "코어");
+    let counted_threads = count(lang, threads, "thread", "스레드");
+    let mut text = counted_cores(cpu.online);
+    if allowed < cpu.online {
+        text += &say!(
+            lang,
+            ", this process may run on {allowed}",
+            ", 이 프로세스가 쓸 수 있는 코어 {allowed}개"
+        );
     }
     if let Some(quota) = cpu.quota {
-        text += &format!(", its container may use the time of {quota:.1}");
-    }
-    sheet.fact(format!(
-        "{text}; {} with {}",
-        count(ranks, "rank"),
-        count(threads, "thread")
-    ));
-    if ranks > usable {
-        sheet.warning(
-            format!("{} on {}", count(ranks, "rank"), count(usable, "core")),
-            "ranks that wait for one another take turns on a core, and every step is as slow as the last to have had its turn; \
-             it works, but it says nothing about speed",
-            format!("start at most {}: --nproc-per-node {usable}", count(usable, "rank")),
+        text += &say!(
+            lang,
+            ", its container may use the time of {quota:.1}",
+            ", 컨테이너 할당량은 코어 {quota:.1}개"
         );
-    } else if ranks * threads > usable {
+    }
+    let all_ranks = counted_ranks(ranks);
+    sheet.fact(match lang {
+        Lang::En => format!("{text}; {all_ranks} with {counted_threads}"),
+        Lang::Ko => format!("{text}; {all_ranks}, 랭크마다 {counted_threads}"),
+    });
+    if ranks > usable {
+        let (cores, most) = (counted_cores(usable), counted_ranks(usable));
         sheet.warning(
-            format!(
-                "{} with {} each want {} cores, but there are {usable}",
-                count(ranks, "rank"),
-                count(threads, "thread"),
-                ranks * threads
+            match lang {
+                Lang::En => format!("{all_ranks} on {cores}"),
+                Lang::Ko => format!("{cores}에 {all_ranks}"),
+            },
+            say!(
+                lang,
+                "ranks that wait for one another take turns on a core, and every step is as slow as the last to have had its turn; \
+                 it works, but it says nothing about speed",
+                "서로 기다리는 랭크들이 코어를 번갈아 쓰므로, 스텝마다 마지막 차례가 올 때까지 느려집니다. 동작은 하지만 속도 측정에는 의미가 없습니다"
             ),
-            "threads that take turns on a core finish later than fewer threads would",
-            format!("--threads-per-rank {}", (usable / ranks.max(1)).max(1)),
+            say!(
+                lang,
+                "start at most {most}: --nproc-per-node {usable}",
+                "{most}까지만 시작하세요: --nproc-per-node {usable}"
+            ),
+        );
+    } else if wanted > usable {
+        let each = (usable / ranks.max(1)).max(1);
+        sheet.warning(
+            say!(
+                lang,
+                "{all_ranks} with {counted_threads} each want {wanted} cores, but there are {usable}",
+                "{all_ranks}에 각각 {counted_threads}이면 코어 {wanted}개가 필요한데 {usable}개뿐임"
+            ),
+            say!(
+                lang,
+                "threads that take turns on a core finish later than fewer threads would",
+                "스레드가 코어를 번갈아 쓰면 스레드가 적을 때보다 늦게 끝납니다"
+            ),
+            say!(
+                lang,
+                "--threads-per-rank {each}",
+                "다음 옵션을 주세요: --threads-per-rank {each}"
+            ),
         );
     }
     if let Some(quota) = cpu.quota
         && quota < cpu.allowed as f64
     {
         sheet.note(
-            format!(
-                "this container may use the time of {quota:.1} cores, but programs see {}",
-                cpu.allowed
+            say!(
+                lang,
+                "this container may use the time of {quota:.1} cores, but programs see {allowed}",
+                "컨테이너 할당량은 코어 {quota:.1}개인데 프로그램에는 {allowed}개가 보임"
             ),
-            "a program that starts a thread for each core it sees is stopped again and again when the quota is used up; `paceline \
-             run` counts by the quota and tells the ranks so in OMP_NUM_THREADS and RAYON_NUM_THREADS",
-            "for other libraries set their number of threads yourself, or raise the quota (`docker run --cpus`)",
+            say!(
+                lang,
+                "a program that starts a thread for each core it sees is stopped again and again when the quota is used up; `paceline \
+                 run` counts by the quota and tells the ranks so in OMP_NUM_THREADS and RAYON_NUM_THREADS",
+                "보이는 코어마다 스레드를 띄우는 프로그램은 할당량을 다 쓸 때마다 멈춥니다. `paceline run`은 할당량을 기준으로 계산하고, OMP_NUM_THREADS와 \
+                 RAYON_NUM_THREADS로 랭크에 알려 줍니다"
+            ),
+            say!(
+                lang,
+                "for other libraries set their number of threads yourself, or raise the quota (`docker run --cpus`)",
+                "다른 라이브러리는 스레드 수를 직접 설정하거나, 할당량을 늘리세요(`docker run --cpus`)"
+            ),
         );
     }
 }
@@ -126,7 +172,7 @@ pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::{found, job};
+    use crate::local::tests::{found, job, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     #[test]
@@ -182,8 +228,7 @@ mod tests {
                 threads_per_rank: threads,
                 ..job(ranks, 1)
             };
-            let mut notes = Notes::default();
-            judge(&cpu, &options, &mut notes);
+            let notes = noted(|notes| judge(&cpu, &options, notes));
             assert_eq!(found(&notes), expect, "{cpu:?} {ranks} {threads:?}");
         };
         check(64, None, 8, None, &[]);

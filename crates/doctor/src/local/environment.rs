@@ -1,5 +1,8 @@
 //! Variables of the environment that would surprise the job.
 
+use paceline_words::{Lang, say};
+
+use crate::checks;
 use crate::finding::{Notes, count, plain};
 use crate::options::Options;
 use paceline_gpu::host::Host;
@@ -14,41 +17,81 @@ const DEVICES: [&str; 3] = [
 ];
 
 pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mut Notes) {
-    let mut sheet = notes.sheet("variables");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::VARIABLES);
     let ours = |name: &&str| host.variable(name).is_some();
     let all = OF_A_RANK.iter().chain(&THREADS).chain(&DEVICES);
     let all = all.chain(&["MASTER_ADDR", "MASTER_PORT"]).copied();
     let seen: Vec<&str> = all.filter(ours).collect();
+    let list = seen.join(", ");
     sheet.fact(match seen.is_empty() {
-        true => "none is set that changes the job".to_owned(),
-        false => format!("set here: {}", seen.join(", ")),
+        true => say!(
+            lang,
+            "none is set that changes the job",
+            "작업에 영향을 주는 변수 없음"
+        ),
+        false => say!(lang, "set here: {list}", "설정된 변수: {list}"),
     });
 
+    let ranks = count(lang, options.ranks, "rank", "랭크");
     for name in THREADS {
         let Some(value) = host.variable(name) else {
             continue;
         };
+        let unset = say!(lang, "`unset {name}`", "`unset {name}`를 실행하세요");
         match value.trim().parse::<usize>() {
-            Ok(threads) if threads * options.ranks > cores.max(options.ranks) => sheet.warning(
-                format!(
-                    "{name} is {threads}: {} want {} cores, but there are {cores}",
-                    count(options.ranks, "rank"),
-                    threads * options.ranks
-                ),
-                "the launcher leaves a value that you have set as it is",
-                format!("`unset {name}`: ranks then get cores divided by ranks, or what --threads-per-rank says"),
-            ),
-            Ok(threads) if options.threads_per_rank.is_some_and(|asked| asked != threads) => sheet.note(
-                format!("{name} is {threads}"),
-                "a value that you have set counts before --threads-per-rank",
-                format!("`unset {name}`"),
-            ),
+            Ok(threads) if threads * options.ranks > cores.max(options.ranks) => {
+                let wanted = threads * options.ranks;
+                sheet.warning(
+                    say!(
+                        lang,
+                        "{name} is {threads}: {ranks} want {wanted} cores, but there are {cores}",
+                        "{name} 값이 {threads}: {ranks}에 코어 {wanted}개가 필요한데 {cores}개뿐임"
+                    ),
+                    say!(
+                        lang,
+                        "the launcher leaves a value that you have set as it is",
+                        "런처는 직접 설정한 값을 바꾸지 않습니다"
+                    ),
+                    say!(
+                        lang,
+                        "`unset {name}`: ranks then get cores divided by ranks, or what --threads-per-rank says",
+                        "`unset {name}`를 실행하세요. 그러면 랭크마다 코어를 나눠 갖거나 --threads-per-rank 값을 씁니다"
+                    ),
+                );
+            }
+            Ok(threads)
+                if options
+                    .threads_per_rank
+                    .is_some_and(|asked| asked != threads) =>
+            {
+                sheet.note(
+                    say!(lang, "{name} is {threads}", "{name} 값이 {threads}"),
+                    say!(
+                        lang,
+                        "a value that you have set counts before --threads-per-rank",
+                        "직접 설정한 값이 --threads-per-rank보다 우선합니다"
+                    ),
+                    unset,
+                )
+            }
             Ok(_) => {}
-            Err(_) => sheet.warning(
-                format!("{name} is {:?}, which is no number of threads", plain(&value)),
-                "the launcher passes it on as it is, and libraries ignore it or fail",
-                format!("`unset {name}`"),
-            ),
+            Err(_) => {
+                let value = plain(&value);
+                sheet.warning(
+                    say!(
+                        lang,
+                        "{name} is {value:?}, which is no number of threads",
+                        "{name} 값 {value:?}: 스레드 수가 아님"
+                    ),
+                    say!(
+                        lang,
+                        "the launcher passes it on as it is, and libraries ignore it or fail",
+                        "런처는 이 값을 그대로 넘깁니다. 라이브러리는 이를 무시하거나 실패합니다"
+                    ),
+                    unset,
+                );
+            }
         }
     }
     for name in DEVICES {
@@ -59,33 +102,69 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
         let devices = devices.filter(|device| !device.trim().is_empty()).count();
         if devices < options.ranks {
             let value = plain(&value);
-            let found = count(devices, "device");
-            let ranks = count(options.ranks, "rank");
+            let found = count(lang, devices, "device", "장치");
             sheet.warning(
-                format!("{name} is {value:?}: {found} for {ranks}"),
-                "ranks that choose the device of their LOCAL_RANK find none; harmless for a job that uses no GPU",
-                format!("name {devices} ranks, or more devices, or `unset {name}`"),
+                say!(
+                    lang,
+                    "{name} is {value:?}: {found} for {ranks}",
+                    "{name} 값 {value:?}: {ranks}에 {found}"
+                ),
+                say!(
+                    lang,
+                    "ranks that choose the device of their LOCAL_RANK find none; harmless for a job that uses no GPU",
+                    "LOCAL_RANK로 장치를 고르는 랭크가 장치를 찾지 못합니다. GPU를 쓰지 않는 작업이라면 문제가 없습니다"
+                ),
+                say!(
+                    lang,
+                    "name {devices} ranks, or more devices, or `unset {name}`",
+                    "랭크를 {devices}개로 줄이거나, 장치를 더 지정하거나, `unset {name}`를 실행하세요"
+                ),
             );
         }
     }
     let of_a_rank = OF_A_RANK.iter().copied();
     let of_a_rank: Vec<&str> = of_a_rank.filter(ours).collect();
     if !of_a_rank.is_empty() {
-        let names = of_a_rank.join(", ");
+        let (names, to_unset) = (of_a_rank.join(", "), of_a_rank.join(" "));
+        let are = if of_a_rank.len() == 1 { "is" } else { "are" };
         sheet.note(
-            format!("{names} {} set already", if of_a_rank.len() == 1 { "is" } else { "are" }),
-            "`paceline run` sets them anew for its ranks, but a program that is started without it takes itself for a rank of a job",
-            format!("`unset {}` if you do not mean that", of_a_rank.join(" ")),
+            match lang {
+                Lang::En => format!("{names} {are} set already"),
+                Lang::Ko => format!("이미 설정되어 있음: {names}"),
+            },
+            say!(
+                lang,
+                "`paceline run` sets them anew for its ranks, but a program that is started without it takes itself for a rank of a job",
+                "`paceline run`은 랭크에 새 값을 주지만, 그것 없이 시작한 프로그램은 자신을 어떤 작업의 랭크로 여깁니다"
+            ),
+            say!(
+                lang,
+                "`unset {to_unset}` if you do not mean that",
+                "의도한 것이 아니라면 `unset {to_unset}` 명령을 실행하세요"
+            ),
         );
     }
     if options.has_several_nodes()
         && let Some(addr) = host.variable("MASTER_ADDR")
         && (addr.trim() == "localhost" || addr.trim().starts_with("127."))
     {
+        let addr = plain(&addr);
         sheet.note(
-            format!("MASTER_ADDR is {}, which every node takes for itself", plain(&addr)),
-            "`paceline run` sets it anew; a program that is started without it waits for ranks that look elsewhere",
-            "`unset MASTER_ADDR`",
+            say!(
+                lang,
+                "MASTER_ADDR is {addr}, which every node takes for itself",
+                "MASTER_ADDR 값 {addr}: 노드마다 자기 자신을 가리킴"
+            ),
+            say!(
+                lang,
+                "`paceline run` sets it anew; a program that is started without it waits for ranks that look elsewhere",
+                "`paceline run`은 새 값을 주지만, 그것 없이 시작한 프로그램은 다른 곳을 보는 랭크를 계속 기다립니다"
+            ),
+            say!(
+                lang,
+                "`unset MASTER_ADDR`",
+                "`unset MASTER_ADDR`를 실행하세요"
+            ),
         );
     }
 }
@@ -93,7 +172,7 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::{found, job};
+    use crate::local::tests::{found, job, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     fn check(variables: &[(&str, &str)], options: Options, expect: &[&str]) {
@@ -102,8 +181,8 @@ mod tests {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        let mut notes = Notes::default();
-        judge(&recorded.host_with(&get), &options, 8, &mut notes);
+        let host = recorded.host_with(&get);
+        let notes = noted(|notes| judge(&host, &options, 8, notes));
         assert_eq!(found(&notes), expect, "{variables:?}");
     }
 

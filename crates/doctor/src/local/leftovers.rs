@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use paceline_gpu::host::Host;
 use paceline_gpu::process::{Environ, Stat};
+use paceline_words::say;
 
+use crate::checks;
 use crate::finding::{Notes, count, plain};
 
 /// Processes of one job on this machine.
@@ -47,23 +49,39 @@ pub(crate) fn read(host: &Host<'_>) -> Vec<LeftoverJob> {
 
 /// `jobs` is nothing where looking took too long.
 pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
-    let mut sheet = notes.sheet("other jobs");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::OTHER_JOBS);
     let Some(jobs) = jobs else {
-        sheet.fact("a process does not let its variables be read, so nothing is known");
+        sheet.fact(say!(
+            lang,
+            "a process does not let its variables be read, so nothing is known",
+            "변수를 읽을 수 없는 프로세스가 있어 알 수 없음"
+        ));
         return;
     };
     let running = jobs.iter().filter(|job| job.launcher_lives).count();
-    sheet.fact(match (running, jobs.len() - running) {
-        (0, 0) => "none, and nothing is left of earlier ones".to_owned(),
-        (running, 0) => format!("{} of Paceline's", count(running, "running job")),
-        (running, left) => format!(
-            "{} of Paceline's, and processes of {} whose launcher is gone",
-            count(running, "running job"),
-            count(left, "job")
+    let left = jobs.len() - running;
+    let running_jobs = count(lang, running, "running job", "실행 중인 작업");
+    let left_jobs = count(lang, left, "job", "작업");
+    sheet.fact(match (running, left) {
+        (0, 0) => say!(
+            lang,
+            "none, and nothing is left of earlier ones",
+            "없음, 이전 작업이 남긴 것도 없음"
+        ),
+        (_, 0) => say!(
+            lang,
+            "{running_jobs} of Paceline's",
+            "Paceline의 {running_jobs}"
+        ),
+        _ => say!(
+            lang,
+            "{running_jobs} of Paceline's, and processes of {left_jobs} whose launcher is gone",
+            "Paceline의 {running_jobs}, 런처가 사라지고 프로세스만 남은 {left_jobs}"
         ),
     });
     for job in jobs {
-        let processes = count(job.processes.len(), "process");
+        let processes = count(lang, job.processes.len(), "process", "프로세스");
         let names = job.processes.iter().take(NAMED_MAX);
         let names: Vec<String> = names.map(|(pid, name)| format!("{name} {pid}")).collect();
         let more = match job.processes.len() > NAMED_MAX {
@@ -74,19 +92,41 @@ pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
         let launcher = job.launcher;
         if job.launcher_lives {
             sheet.note(
-                format!(
-                    "another job runs here: launcher {launcher} with {processes} ({names}{more})"
+                say!(
+                    lang,
+                    "another job runs here: launcher {launcher} with {processes} ({names}{more})",
+                    "다른 작업이 실행 중: 런처 {launcher}, {processes}({names}{more})"
                 ),
-                "both share cores, memory and devices",
-                format!("wait for it, or end it with `kill {launcher}`"),
+                say!(
+                    lang,
+                    "both share cores, memory and devices",
+                    "두 작업이 코어, 메모리, 장치를 나눠 쓰게 됩니다"
+                ),
+                say!(
+                    lang,
+                    "wait for it, or end it with `kill {launcher}`",
+                    "끝나기를 기다리거나 `kill {launcher}` 명령으로 끝내세요"
+                ),
             );
         } else {
             let pids = job.processes.iter().map(|(pid, _)| pid.to_string());
-            let pids: Vec<String> = pids.collect();
+            let pids = pids.collect::<Vec<_>>().join(" ");
             sheet.warning(
-                format!("{processes} of an earlier job still run ({names}{more}); launcher {launcher} is gone"),
-                "they hold memory, devices and ports that the next job wants",
-                format!("`kill {}`, and `kill -9` for those that stay", pids.join(" ")),
+                say!(
+                    lang,
+                    "{processes} of an earlier job still run ({names}{more}); launcher {launcher} is gone",
+                    "이전 작업의 {processes}가 아직 실행 중({names}{more}); 사라진 런처: {launcher}"
+                ),
+                say!(
+                    lang,
+                    "they hold memory, devices and ports that the next job wants",
+                    "다음 작업에 필요한 메모리, 장치, 포트를 잡고 있습니다"
+                ),
+                say!(
+                    lang,
+                    "`kill {pids}`, and `kill -9` for those that stay",
+                    "`kill {pids}` 명령으로 끝내고, 남는 것은 `kill -9`로 끝내세요"
+                ),
             );
         }
     }
@@ -95,7 +135,7 @@ pub(crate) fn judge(jobs: Option<&[LeftoverJob]>, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::found;
+    use crate::local::tests::{found, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     #[test]
@@ -130,8 +170,7 @@ mod tests {
                 (9, false, vec![22])
             ]
         );
-        let mut notes = Notes::default();
-        judge(Some(&jobs), &mut notes);
+        let notes = noted(|notes| judge(Some(&jobs), notes));
         let expect = [
             "warning: other jobs: `kill 21`",
             "note: other jobs: wait for it",

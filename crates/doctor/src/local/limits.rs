@@ -1,7 +1,9 @@
 //! What the system lets a user's processes have: open files, processes, locked memory, file sizes.
 
+use paceline_words::{Lang, say};
 use rustix::process::{Resource, getrlimit, getuid};
 
+use crate::checks;
 use crate::finding::{Notes, Severity, size};
 use crate::options::Options;
 use paceline_gpu::cgroup::{self, Folders};
@@ -86,22 +88,32 @@ pub(crate) fn judge(limits: &Limits, options: &Options, threads: usize, notes: &
 }
 
 fn judge_files(limits: &Limits, options: &Options, notes: &mut Notes) {
-    let mut sheet = notes.sheet("open files");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::OPEN_FILES);
     let needed = files_needed(options.ranks, options.nodes_max);
     let [soft, hard] = limits.files;
-    let (soft_text, hard_text) = (limit_text(soft), limit_text(hard));
-    sheet.fact(format!(
-        "{soft_text} for each process (hard limit {hard_text}); this job needs about {needed}"
+    let (soft_text, hard_text) = (limit_text(soft, lang), limit_text(hard, lang));
+    sheet.fact(say!(
+        lang,
+        "{soft_text} for each process (hard limit {hard_text}); this job needs about {needed}",
+        "프로세스마다 {soft_text}(하드 한도 {hard_text}); 이 작업에는 약 {needed}개 필요"
     ));
     let Some(soft) = soft.filter(|soft| *soft < needed) else {
         return;
     };
     let fix = match hard {
-        Some(hard) if hard < needed => format!(
+        Some(hard) if hard < needed => say!(
+            lang,
             "the hard limit is {hard}: have an administrator raise it (`LimitNOFILE=`, /etc/security/limits.conf, or `docker run \
-             --ulimit nofile={needed}:{needed}`)"
+             --ulimit nofile={needed}:{needed}`)",
+            "하드 한도가 {hard}개입니다. 관리자에게 올려 달라고 하세요(`LimitNOFILE=`, /etc/security/limits.conf, 또는 `docker run --ulimit \
+             nofile={needed}:{needed}`)"
         ),
-        _ => format!("`ulimit -n {needed}` in the shell that starts the job"),
+        _ => say!(
+            lang,
+            "`ulimit -n {needed}` in the shell that starts the job",
+            "작업을 시작하는 셸에서 `ulimit -n {needed}` 명령을 실행하세요"
+        ),
     };
     // The estimate assumes eight connections for each pair of ranks, which few jobs have.
     let severity = match soft < needed / 3 {
@@ -110,35 +122,61 @@ fn judge_files(limits: &Limits, options: &Options, notes: &mut Notes) {
     };
     sheet.add(
         severity,
-        format!("a process may have {soft} files open, but this job needs up to {needed}"),
-        "every connection to another rank is an open file; the rank that runs out fails with \"too many open files\""
-            .to_owned(),
+        say!(
+            lang,
+            "a process may have {soft} files open, but this job needs up to {needed}",
+            "프로세스가 열 수 있는 파일은 {soft}개인데 이 작업에는 최대 {needed}개가 필요함"
+        ),
+        say!(
+            lang,
+            "every connection to another rank is an open file; the rank that runs out fails with \"too many open files\"",
+            "다른 랭크와의 연결 하나하나가 열린 파일입니다. 한도를 넘은 랭크는 \"too many open files\"로 실패합니다"
+        ),
         fix,
     );
 }
 
 fn judge_tasks(limits: &Limits, options: &Options, threads: usize, notes: &mut Notes) {
-    let mut sheet = notes.sheet("processes");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PROCESSES);
     let ranks = options.ranks as u64;
     let needed = ranks * (threads as u64 + TASKS_OWN) + TASKS_LAUNCHER;
-    let group = limits
-        .group_tasks
-        .map(|(most, now)| format!("{most} in this container or service, of which {now} exist"));
-    let user = limit_text(limits.tasks);
-    sheet.fact(format!(
-        "{user} for this user{}; this job needs about {needed}, threads included",
-        group.map(|text| format!(", {text}")).unwrap_or_default()
+    let group = limits.group_tasks.map(|(most, now)| {
+        say!(
+            lang,
+            ", {most} in this container or service, of which {now} exist",
+            ", 이 컨테이너나 서비스에 {most}개(현재 {now}개)"
+        )
+    });
+    let (user, group) = (limit_text(limits.tasks, lang), group.unwrap_or_default());
+    sheet.fact(say!(
+        lang,
+        "{user} for this user{group}; this job needs about {needed}, threads included",
+        "이 사용자에게 {user}{group}; 이 작업에는 스레드를 포함해 약 {needed}개 필요"
     ));
-    let why = "a rank that cannot start a thread fails with \"resource temporarily unavailable\"";
+    let why = || {
+        say!(
+            lang,
+            "a rank that cannot start a thread fails with \"resource temporarily unavailable\"",
+            "스레드를 시작하지 못한 랭크는 \"resource temporarily unavailable\"로 실패합니다"
+        )
+    };
     if let Some((most, now)) = limits.group_tasks
         && most.saturating_sub(now) < needed
     {
+        let enough = needed + now;
         sheet.warning(
-            format!(
-                "this container or service may have {most} processes and threads and has {now}; this job needs about {needed}"
+            say!(
+                lang,
+                "this container or service may have {most} processes and threads and has {now}; this job needs about {needed}",
+                "이 컨테이너나 서비스의 프로세스·스레드 한도는 {most}개, 현재 {now}개인데 이 작업에는 약 {needed}개가 필요함"
             ),
-            why,
-            format!("`docker run --pids-limit {}`, or `TasksMax=` of the service", needed + now),
+            why(),
+            say!(
+                lang,
+                "`docker run --pids-limit {enough}`, or `TasksMax=` of the service",
+                "한도를 늘리세요: `docker run --pids-limit {enough}`, 서비스라면 `TasksMax=`"
+            ),
         );
     }
     // The kernel exempts root.
@@ -147,33 +185,59 @@ fn judge_tasks(limits: &Limits, options: &Options, threads: usize, notes: &mut N
         && !limits.is_root
     {
         sheet.warning(
-            format!(
-                "this user may have {most} processes and threads, but this job needs about {needed}"
+            say!(
+                lang,
+                "this user may have {most} processes and threads, but this job needs about {needed}",
+                "이 사용자의 프로세스·스레드 한도는 {most}개인데 이 작업에는 약 {needed}개가 필요함"
             ),
-            why,
-            format!("`ulimit -u {needed}` in the shell that starts the job"),
+            why(),
+            say!(
+                lang,
+                "`ulimit -u {needed}` in the shell that starts the job",
+                "작업을 시작하는 셸에서 `ulimit -u {needed}` 명령을 실행하세요"
+            ),
         );
     }
 }
 
 fn judge_memory(limits: &Limits, notes: &mut Notes) {
-    let mut sheet = notes.sheet("locked memory");
-    let text = limits.locked_bytes.map_or("unlimited".to_owned(), size);
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::LOCKED_MEMORY);
+    let text = match limits.locked_bytes {
+        Some(bytes) => size(bytes),
+        None => limit_text(None, lang),
+    };
     match limits.rdma.as_slice() {
-        [] => sheet.fact(format!(
-            "{text}; nothing here needs it: no RDMA adapter, and Paceline locks no memory"
+        [] => sheet.fact(say!(
+            lang,
+            "{text}; nothing here needs it: no RDMA adapter, and Paceline locks no memory",
+            "{text}; 필요한 것 없음: RDMA 어댑터가 없고 Paceline은 메모리를 잠그지 않음"
         )),
         devices => {
             let devices = devices.join(", ");
-            sheet.fact(format!("{text}; RDMA adapters: {devices}"));
-            if let Some(bytes) = limits.locked_bytes
-                && bytes < 1 << 30
-            {
+            sheet.fact(say!(
+                lang,
+                "{text}; RDMA adapters: {devices}",
+                "{text}; RDMA 어댑터: {devices}"
+            ));
+            if limits.locked_bytes.is_some_and(|bytes| bytes < 1 << 30) {
                 sheet.warning(
-                    format!("a process may lock {} of memory, and there is an RDMA adapter ({devices})", size(bytes)),
-                    "NCCL and other users of RDMA lock what they send, and fail to register it beyond the limit; Paceline itself \
-                     locks none",
-                    "`ulimit -l unlimited`, or `docker run --ulimit memlock=-1`",
+                    say!(
+                        lang,
+                        "a process may lock {text} of memory, and there is an RDMA adapter ({devices})",
+                        "RDMA 어댑터({devices})가 있는데 프로세스가 잠글 수 있는 메모리가 {text}뿐임"
+                    ),
+                    say!(
+                        lang,
+                        "NCCL and other users of RDMA lock what they send, and fail to register it beyond the limit; Paceline itself \
+                         locks none",
+                        "NCCL처럼 RDMA를 쓰는 프로그램은 보내는 메모리를 잠그며, 한도를 넘으면 등록에 실패합니다. Paceline은 메모리를 잠그지 않습니다"
+                    ),
+                    say!(
+                        lang,
+                        "`ulimit -l unlimited`, or `docker run --ulimit memlock=-1`",
+                        "`ulimit -l unlimited`를 실행하거나, `docker run --ulimit memlock=-1`로 시작하세요"
+                    ),
                 );
             }
         }
@@ -181,22 +245,38 @@ fn judge_memory(limits: &Limits, notes: &mut Notes) {
     if let Some(bytes) = limits.file_bytes
         && bytes < FILE_BYTES_MIN
     {
-        notes.sheet("file size").error(
-            format!("a process may write files of {} at most (`ulimit -f`)", size(bytes)),
-            "memory that ranks share is a file to the kernel, and log files are too: a rank that goes beyond is killed with SIGXFSZ",
-            "`ulimit -f unlimited` in the shell that starts the job",
+        let most = size(bytes);
+        notes.sheet(checks::FILE_SIZE).error(
+            say!(
+                lang,
+                "a process may write files of {most} at most (`ulimit -f`)",
+                "프로세스가 쓸 수 있는 파일 크기가 최대 {most}임(`ulimit -f`)"
+            ),
+            say!(
+                lang,
+                "memory that ranks share is a file to the kernel, and log files are too: a rank that goes beyond is killed with SIGXFSZ",
+                "랭크가 공유하는 메모리도 커널에는 파일이고 로그도 파일입니다. 한도를 넘은 랭크는 SIGXFSZ로 강제 종료됩니다"
+            ),
+            say!(
+                lang,
+                "`ulimit -f unlimited` in the shell that starts the job",
+                "작업을 시작하는 셸에서 `ulimit -f unlimited`를 실행하세요"
+            ),
         );
     }
 }
 
-fn limit_text(limit: Option<u64>) -> String {
-    limit.map_or("unlimited".to_owned(), |limit| limit.to_string())
+fn limit_text(limit: Option<u64>, lang: Lang) -> String {
+    match limit {
+        Some(limit) => say!(lang, "{limit}", "{limit}개"),
+        None => say!(lang, "unlimited", "제한 없음"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::{found, job};
+    use crate::local::tests::{found, job, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     fn sound() -> Limits {
@@ -207,8 +287,7 @@ mod tests {
     }
 
     fn check(limits: Limits, ranks: usize, nodes: usize, expect: &[&str]) {
-        let mut notes = Notes::default();
-        judge(&limits, &job(ranks, nodes), 4, &mut notes);
+        let notes = noted(|notes| judge(&limits, &job(ranks, nodes), 4, notes));
         assert_eq!(found(&notes), expect, "{limits:?} {ranks} {nodes}");
     }
 

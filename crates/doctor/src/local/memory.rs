@@ -1,5 +1,8 @@
 //! *Memory*: the machine's, the container's, and `/dev/shm`.
 
+use paceline_words::say;
+
+use crate::checks;
 use crate::finding::{Notes, count, size};
 use crate::options::Options;
 use paceline_gpu::host::Host;
@@ -31,37 +34,47 @@ pub(crate) fn read(host: &Host<'_>) -> Memory {
 
 pub(crate) fn judge(memory: &Memory, options: &Options, notes: &mut Notes) {
     let (machine, left) = (&memory.machine, memory.machine.left());
-    let mut sheet = notes.sheet("memory");
-    let mut text = match (machine.available, machine.total) {
-        (Some(available), Some(total)) => {
-            format!("{} available of {}", size(available), size(total))
-        }
-        _ => "cannot be read".to_owned(),
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::MEMORY);
+    let mut text = match (machine.available.map(size), machine.total.map(size)) {
+        (Some(available), Some(total)) => say!(
+            lang,
+            "{available} available of {total}",
+            "{total} 중 {available} 사용 가능"
+        ),
+        _ => say!(lang, "cannot be read", "읽을 수 없음"),
     };
-    if let Some((most, left)) = machine.group {
-        text += &format!(
-            "; this container may use {}, of which {} are left",
-            size(most),
-            size(left)
+    if let Some((most, left)) = machine.group.map(|(most, left)| (size(most), size(left))) {
+        text += &say!(
+            lang,
+            "; this container may use {most}, of which {left} are left",
+            "; 이 컨테이너의 한도 {most} 중 {left} 남음"
         );
     }
-    let each = left.map(|left| left / options.ranks.max(1) as u64);
-    if let Some(each) = each {
-        text += &format!("; {} for a rank", size(each));
+    let each_bytes = left.map(|left| left / options.ranks.max(1) as u64);
+    if let Some(each) = each_bytes.map(size) {
+        text += &say!(lang, "; {each} for a rank", "; 랭크당 {each}");
     }
     sheet.fact(text);
-    if let Some(each) = each.filter(|each| *each < RANK_BYTES_MIN) {
-        let ranks = count(options.ranks, "rank");
-        let what = format!(
-            "{} of memory are left for {ranks}: {} each",
-            size(left.unwrap_or(0)),
-            size(each)
+    if let Some(each_bytes) = each_bytes.filter(|each| *each < RANK_BYTES_MIN) {
+        let ranks = count(lang, options.ranks, "rank", "랭크");
+        let (left, each) = (size(left.unwrap_or(0)), size(each_bytes));
+        let what = say!(
+            lang,
+            "{left} of memory are left for {ranks}: {each} each",
+            "{ranks}에 남은 메모리가 {left}, 랭크당 {each}뿐임"
         );
-        let (why, fix) = (
+        let why = say!(
+            lang,
             "the kernel kills the process that asks for what is not there, and a launcher only sees SIGKILL",
-            "start fewer ranks, end other programs, or raise the container's limit (`docker run --memory`)",
+            "없는 메모리를 요청한 프로세스는 커널이 강제 종료하고, 런처에는 SIGKILL만 보입니다"
         );
-        match each < RANK_BYTES_BARE {
+        let fix = say!(
+            lang,
+            "start fewer ranks, end other programs, or raise the container's limit (`docker run --memory`)",
+            "랭크 수를 줄이거나, 다른 프로그램을 끝내거나, 컨테이너의 한도를 늘리세요(`docker run --memory`)"
+        );
+        match each_bytes < RANK_BYTES_BARE {
             true => sheet.error(what, why, fix),
             false => sheet.warning(what, why, fix),
         }
@@ -70,21 +83,41 @@ pub(crate) fn judge(memory: &Memory, options: &Options, notes: &mut Notes) {
 }
 
 fn judge_shm(memory: &Memory, notes: &mut Notes) {
-    let mut sheet = notes.sheet("/dev/shm");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::SHM);
     let Some(bytes) = memory.shm else {
-        sheet.fact("not there; Paceline does not use it");
+        sheet.fact(say!(
+            lang,
+            "not there; Paceline does not use it",
+            "없음; Paceline은 쓰지 않음"
+        ));
         return;
     };
-    sheet.fact(format!(
-        "{}; Paceline does not use it, its shared memory has no name",
-        size(bytes)
+    let total = size(bytes);
+    sheet.fact(say!(
+        lang,
+        "{total}; Paceline does not use it, its shared memory has no name",
+        "{total}; Paceline은 이름 없는 공유 메모리를 쓰므로 필요 없음"
     ));
     if bytes <= SHM_OF_DOCKER {
         sheet.warning(
-            format!("/dev/shm has {}, which is what Docker gives unless it is told otherwise", size(bytes)),
-            "Paceline's own shared memory is not there, but PyTorch's data loaders and NCCL put theirs there: they fail with \
-             \"bus error\" or \"no space left on device\" when it is full",
-            "`docker run --shm-size=8g`, or `--ipc=host`; not needed for programs that use neither",
+            say!(
+                lang,
+                "/dev/shm has {total}, which is what Docker gives unless it is told otherwise",
+                "/dev/shm 크기가 Docker 기본값인 {total}"
+            ),
+            say!(
+                lang,
+                "Paceline's own shared memory is not there, but PyTorch's data loaders and NCCL put theirs there: they fail with \
+                 \"bus error\" or \"no space left on device\" when it is full",
+                "Paceline의 공유 메모리는 여기에 없지만, PyTorch 데이터 로더와 NCCL은 여기를 씁니다. 가득 차면 \"bus error\"나 \"no space left on device\"로 \
+                 실패합니다"
+            ),
+            say!(
+                lang,
+                "`docker run --shm-size=8g`, or `--ipc=host`; not needed for programs that use neither",
+                "컨테이너를 `docker run --shm-size=8g`나 `--ipc=host`로 시작하세요. 둘 다 쓰지 않는 프로그램이라면 필요 없습니다"
+            ),
         );
     }
 }
@@ -92,13 +125,12 @@ fn judge_shm(memory: &Memory, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::{found, job};
+    use crate::local::tests::{found, job, noted};
 
     #[test]
     fn what_is_left_for_a_rank_is_judged() {
         let check = |memory: Memory, ranks, expect: &[&str]| {
-            let mut notes = Notes::default();
-            judge(&memory, &job(ranks, 1), &mut notes);
+            let notes = noted(|notes| judge(&memory, &job(ranks, 1), notes));
             assert_eq!(found(&notes), expect, "{memory:?}");
         };
         let machine = Memory {

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use paceline_rendezvous::net;
+use paceline_words::{Lang, say};
 
+use crate::checks;
 use crate::finding::{Notes, Severity, plain};
 use paceline_gpu::host::Host;
 
@@ -113,18 +115,32 @@ fn is_link_local(ip: &IpAddr) -> bool {
 
 /// `endpoint` is where several nodes are to meet.
 pub(crate) fn judge(network: &Network, endpoint: Option<&String>, notes: &mut Notes) {
+    let lang = notes.lang;
     let several_nodes = endpoint.is_some();
     if let Some(endpoint) = endpoint.filter(|endpoint| leads_home(endpoint)) {
         let endpoint = plain(endpoint);
-        notes.sheet("endpoint").warning(
-            format!("the nodes are to meet at {endpoint}, which every machine takes for itself"),
-            "nodes on other machines never get there; only several nodes of one machine do",
-            "name the host where they meet, the same on every node: --rdzv-endpoint HOST",
+        notes.sheet(checks::ENDPOINT).warning(
+            say!(
+                lang,
+                "the nodes are to meet at {endpoint}, which every machine takes for itself",
+                "노드가 만날 곳이 {endpoint}: 머신마다 자기 자신을 가리킴"
+            ),
+            say!(
+                lang,
+                "nodes on other machines never get there; only several nodes of one machine do",
+                "다른 머신의 노드는 여기에 올 수 없습니다. 한 머신의 여러 노드만 만날 수 있습니다"
+            ),
+            say!(
+                lang,
+                "name the host where they meet, the same on every node: --rdzv-endpoint HOST",
+                "만날 호스트를 모든 노드에 똑같이 지정하세요: --rdzv-endpoint HOST"
+            ),
         );
     }
     judge_name(network, several_nodes, notes);
-    let mut sheet = notes.sheet("interfaces");
-    sheet.fact(listed(&network.interfaces));
+    let mut sheet = notes.sheet(checks::INTERFACES);
+    let all = listed(&network.interfaces, lang);
+    sheet.fact(all.as_str());
     for (variable, setting) in &network.chosen {
         let names = network.interfaces.iter().map(|(name, _)| name);
         if !names.clone().any(|name| is_chosen(name, setting)) {
@@ -132,25 +148,44 @@ pub(crate) fn judge(network: &Network, endpoint: Option<&String>, notes: &mut No
                 true => Severity::Error,
                 false => Severity::Warning,
             };
+            let setting = plain(setting);
             sheet.add(
                 severity,
-                format!(
-                    "{variable} is {:?}, and no interface here is called so",
-                    plain(setting)
+                say!(
+                    lang,
+                    "{variable} is {setting:?}, and no interface here is called so",
+                    "{variable} 값 {setting:?}: 그런 이름의 인터페이스가 없음"
                 ),
-                format!(
-                    "ranks on several nodes do not find an address to listen at; there are: {}",
-                    listed(&network.interfaces)
+                say!(
+                    lang,
+                    "ranks on several nodes do not find an address to listen at; there are: {all}",
+                    "여러 노드의 랭크가 연결을 받을 주소를 찾지 못합니다. 있는 인터페이스: {all}"
                 ),
-                format!("name one that exists, or `unset {variable}`"),
+                say!(
+                    lang,
+                    "name one that exists, or `unset {variable}`",
+                    "있는 인터페이스를 지정하거나 `unset {variable}` 명령을 실행하세요"
+                ),
             );
         }
     }
     if several_nodes && network.candidates().is_empty() {
         sheet.error(
-            "this machine has no address that another machine could reach",
-            "only loopback and link-local addresses are there, or the variables that choose interfaces leave no other",
-            "bring a network up (`ip address`), or run the container with a network (`docker run --network host`)",
+            say!(
+                lang,
+                "this machine has no address that another machine could reach",
+                "다른 머신에서 연결할 수 있는 주소가 없음"
+            ),
+            say!(
+                lang,
+                "only loopback and link-local addresses are there, or the variables that choose interfaces leave no other",
+                "루프백과 링크 로컬 주소뿐이거나, 인터페이스를 고르는 변수 때문에 다른 주소가 남지 않습니다"
+            ),
+            say!(
+                lang,
+                "bring a network up (`ip address`), or run the container with a network (`docker run --network host`)",
+                "네트워크를 켜거나(`ip address`로 확인), 컨테이너를 네트워크와 함께 실행하세요(`docker run --network host`)"
+            ),
         );
     }
     if several_nodes && let Some(firewall) = network.firewall {
@@ -158,10 +193,22 @@ pub(crate) fn judge(network: &Network, endpoint: Option<&String>, notes: &mut No
             "ufw" => "`sudo ufw allow from NETWORK/24 to any proto tcp`",
             _ => "`sudo firewall-cmd --zone=trusted --add-source=NETWORK/24`",
         };
-        notes.sheet("firewall").note(
-            format!("{firewall} is turned on here"),
-            "ranks connect to one another at ports that the system chooses, so the nodes have to let each other in at all of them",
-            format!("{allow}, unless the nodes are shown below to reach each other"),
+        notes.sheet(checks::FIREWALL).note(
+            say!(
+                lang,
+                "{firewall} is turned on here",
+                "방화벽이 켜져 있음: {firewall}"
+            ),
+            say!(
+                lang,
+                "ranks connect to one another at ports that the system chooses, so the nodes have to let each other in at all of them",
+                "랭크는 시스템이 고른 포트로 서로 연결하므로, 노드끼리는 모든 포트를 열어 두어야 합니다"
+            ),
+            say!(
+                lang,
+                "{allow}, unless the nodes are shown below to reach each other",
+                "아래 표에서 노드가 서로 연결되지 않는다면 {allow} 명령을 실행하세요"
+            ),
         );
     }
 }
@@ -177,32 +224,65 @@ fn leads_home(endpoint: &str) -> bool {
 }
 
 fn judge_name(network: &Network, several_nodes: bool, notes: &mut Notes) {
-    let mut sheet = notes.sheet("host name");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::HOST_NAME);
     let name = plain(&network.name);
     match &network.resolved {
         Ok(ips) if !ips.is_empty() => {
             let text: Vec<String> = ips.iter().take(NAMED_MAX).map(IpAddr::to_string).collect();
             let text = text.join(", ");
-            sheet.fact(format!("{name} is {text}"));
+            sheet.fact(match lang {
+                Lang::En => format!("{name} is {text}"),
+                Lang::Ko => format!("{name}: {text}"),
+            });
             if several_nodes && ips.iter().all(IpAddr::is_loopback) {
                 sheet.warning(
-                    format!("this machine's own name, {name}, leads to {text}, which only this machine reaches"),
-                    "a program that tells others its name's address tells them one that leads to themselves: PyTorch's Gloo and torchrun \
-                     do; Paceline tells the address that leads to the endpoint",
-                    format!("in /etc/hosts, put the machine's network address in front of {name} in place of {text}; for Gloo set \
-                         GLOO_SOCKET_IFNAME"),
+                    say!(
+                        lang,
+                        "this machine's own name, {name}, leads to {text}, which only this machine reaches",
+                        "이 머신의 이름 {name}의 주소가 {text}: 이 머신에서만 쓸 수 있음"
+                    ),
+                    say!(
+                        lang,
+                        "a program that tells others its name's address tells them one that leads to themselves: PyTorch's Gloo and torchrun \
+                         do; Paceline tells the address that leads to the endpoint",
+                        "자기 이름의 주소를 알려 주는 프로그램(PyTorch의 Gloo, torchrun)은 상대에게 상대 자신을 가리키는 주소를 주게 됩니다. Paceline은 엔드포인트 \
+                         쪽으로 나가는 주소를 알려 줍니다"
+                    ),
+                    say!(
+                        lang,
+                        "in /etc/hosts, put the machine's network address in front of {name} in place of {text}; for Gloo set \
+                         GLOO_SOCKET_IFNAME",
+                        "/etc/hosts에서 {name} 앞의 주소 {text} 대신 이 머신의 네트워크 주소를 쓰세요. Gloo를 쓴다면 GLOO_SOCKET_IFNAME을 설정하세요"
+                    ),
                 );
             }
         }
         outcome => {
             let reason = match outcome {
                 Err(reason) => plain(reason),
-                Ok(_) => "it has no address".to_owned(),
+                Ok(_) => say!(lang, "it has no address", "주소가 없음"),
             };
-            sheet.fact(format!("{name}, which does not resolve: {reason}"));
-            let what = format!("this machine's own name, {name}, does not resolve: {reason}");
-            let why = "programs that look up their own name wait or fail (PyTorch's Gloo, MPI); Paceline does not";
-            let fix = format!("add a line to /etc/hosts: ADDRESS {name}");
+            sheet.fact(say!(
+                lang,
+                "{name}, which does not resolve: {reason}",
+                "{name}의 주소를 찾을 수 없음: {reason}"
+            ));
+            let what = say!(
+                lang,
+                "this machine's own name, {name}, does not resolve: {reason}",
+                "이 머신의 이름 {name}의 주소를 찾을 수 없음: {reason}"
+            );
+            let why = say!(
+                lang,
+                "programs that look up their own name wait or fail (PyTorch's Gloo, MPI); Paceline does not",
+                "자기 이름의 주소를 찾는 프로그램(PyTorch의 Gloo, MPI)은 기다리거나 실패합니다. Paceline은 그렇지 않습니다"
+            );
+            let fix = say!(
+                lang,
+                "add a line to /etc/hosts: ADDRESS {name}",
+                "/etc/hosts에 다음 줄을 추가하세요: ADDRESS {name}"
+            );
             match several_nodes {
                 true => sheet.warning(what, why, fix),
                 false => sheet.note(what, why, fix),
@@ -212,12 +292,15 @@ fn judge_name(network: &Network, several_nodes: bool, notes: &mut Notes) {
 }
 
 /// "eth0 10.0.0.5, lo 127.0.0.1".
-fn listed(interfaces: &[(String, IpAddr)]) -> String {
+fn listed(interfaces: &[(String, IpAddr)], lang: Lang) -> String {
     let words = interfaces.iter().map(|(name, ip)| format!("{name} {ip}"));
     let mut words: Vec<String> = words.take(NAMED_MAX).collect();
     match interfaces.len() {
-        0 => words.push("none".to_owned()),
-        count if count > NAMED_MAX => words.push(format!("{} more", count - NAMED_MAX)),
+        0 => words.push(say!(lang, "none", "없음")),
+        count if count > NAMED_MAX => {
+            let more = count - NAMED_MAX;
+            words.push(say!(lang, "{more} more", "외 {more}개"));
+        }
         _ => {}
     }
     words.join(", ")
@@ -226,7 +309,7 @@ fn listed(interfaces: &[(String, IpAddr)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::found;
+    use crate::local::tests::{found, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     fn ip(text: &str) -> IpAddr {
@@ -261,9 +344,8 @@ mod tests {
                 },
                 ..sound()
             };
-            let mut notes = Notes::default();
             let endpoint = several.then(|| "node1".to_owned());
-            judge(&network, endpoint.as_ref(), &mut notes);
+            let notes = noted(|notes| judge(&network, endpoint.as_ref(), notes));
             assert_eq!(found(&notes), expect, "{network:?}");
         };
         check(Ok(&["10.0.0.5"]), true, &[]);
@@ -272,7 +354,7 @@ mod tests {
         let hosts = "warning: host name: in /etc/hosts, put";
         check(Ok(&["127.0.1.1"]), true, &[hosts]);
         let add = "warning: host name: add a line to /etc/hosts";
-        check(Err("Name or service not known"), true, &[add]);
+        check(Err("NXDOMAIN"), true, &[add]);
         check(
             Ok(&[]),
             false,
@@ -308,8 +390,8 @@ mod tests {
             chosen: vec![("GLOO_SOCKET_IFNAME", "ib0".into())],
             ..sound()
         };
-        let mut notes = Notes::default();
-        judge(&network, Some(&"node1".to_owned()), &mut notes);
+        let endpoint = "node1".to_owned();
+        let notes = noted(|notes| judge(&network, Some(&endpoint), notes));
         let expect = [
             "error: interfaces: name one that exists, or `unset GLOO_SOCKET_IFNAME`",
             "error: interfaces: bring a network up",
@@ -335,8 +417,8 @@ mod tests {
         ] {
             assert_eq!(leads_home(endpoint), expect, "{endpoint}");
         }
-        let mut notes = Notes::default();
-        judge(&sound(), Some(&"localhost".to_owned()), &mut notes);
+        let endpoint = "localhost".to_owned();
+        let notes = noted(|notes| judge(&sound(), Some(&endpoint), notes));
         assert_eq!(found(&notes), ["warning: endpoint: name the host"]);
     }
 

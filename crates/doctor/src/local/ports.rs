@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use paceline_rendezvous::endpoint::MASTER_PORT;
+use paceline_words::say;
 
+use crate::checks;
 use crate::finding::{Notes, Severity, plain};
 use crate::options::Options;
 use paceline_gpu::host::Host;
@@ -103,44 +105,73 @@ fn owner(host: &Host<'_>, inode: u64) -> Option<String> {
 }
 
 pub(crate) fn judge(ports: &Ports, options: &Options, notes: &mut Notes) {
-    let mut sheet = notes.sheet("ports");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::PORTS);
     let wanted = wanted(options);
     let taken = ports.taken.iter().find(|(port, _)| *port == wanted.port);
     let port = wanted.port;
-    sheet.fact(format!(
-        "{}; {port} is {}",
-        match ports.range {
-            Some((first, last)) => format!("the system chooses from {first} to {last}"),
-            None => "the range that the system chooses from cannot be read".to_owned(),
-        },
-        match taken {
-            Some((_, Some(who))) => format!("taken by {who}"),
-            Some((_, None)) => "taken".to_owned(),
-            None => "free".to_owned(),
-        }
+    let range = match ports.range {
+        Some((first, last)) => say!(
+            lang,
+            "the system chooses from {first} to {last}",
+            "시스템이 고르는 범위 {first}~{last}"
+        ),
+        None => say!(
+            lang,
+            "the range that the system chooses from cannot be read",
+            "시스템이 고르는 범위를 읽을 수 없음"
+        ),
+    };
+    let state = match taken {
+        Some((_, Some(who))) => say!(lang, "taken by {who}", "사용 중({who})"),
+        Some((_, None)) => say!(lang, "taken", "사용 중"),
+        None => say!(lang, "free", "비어 있음"),
+    };
+    sheet.fact(say!(
+        lang,
+        "{range}; {port} is {state}",
+        "{range}; 포트 {port}: {state}"
     ));
     if let Some((_, who)) = taken {
         let who = match who {
             Some(who) => who.clone(),
-            None => "a process that this user cannot see".to_owned(),
+            None => say!(
+                lang,
+                "a process that this user cannot see",
+                "이 사용자에게 보이지 않는 프로세스"
+            ),
         };
         let (severity, why) = match wanted.is_needed {
             true => (
                 Severity::Error,
-                "the program's rank 0 listens there (MASTER_PORT), and fails with \"address already in use\"",
+                say!(
+                    lang,
+                    "the program's rank 0 listens there (MASTER_PORT), and fails with \"address already in use\"",
+                    "프로그램의 랭크 0이 이 포트(MASTER_PORT)를 열다가 \"address already in use\"로 실패합니다"
+                ),
             ),
             false => (
                 Severity::Note,
-                "it is torchrun's and PyTorch's usual port; `paceline run` on one node takes a free one unless told otherwise",
+                say!(
+                    lang,
+                    "it is torchrun's and PyTorch's usual port; `paceline run` on one node takes a free one unless told otherwise",
+                    "torchrun과 PyTorch가 흔히 쓰는 포트입니다. 노드가 하나면 `paceline run`은 따로 지정하지 않는 한 빈 포트를 씁니다"
+                ),
             ),
         };
+        let other = port.saturating_add(10);
         sheet.add(
             severity,
-            format!("port {port} is taken by {who}"),
-            why.to_owned(),
-            format!(
-                "end that process if it is left over, or choose another port: --master-port {}",
-                port.saturating_add(10)
+            say!(
+                lang,
+                "port {port} is taken by {who}",
+                "포트 {port} 사용 중: {who}"
+            ),
+            why,
+            say!(
+                lang,
+                "end that process if it is left over, or choose another port: --master-port {other}",
+                "남아 있는 프로세스라면 끝내고, 아니면 다른 포트를 고르세요: --master-port {other}"
             ),
         );
     }
@@ -149,18 +180,42 @@ pub(crate) fn judge(ports: &Ports, options: &Options, notes: &mut Notes) {
         && (first..=last).contains(&port)
     {
         sheet.warning(
-            format!("port {port} is among those that the system gives to any connection ({first} to {last})"),
-            "now and then a connection of some program has it at the moment in which the job begins",
-            format!("choose one below {first}, or `sudo sysctl net.ipv4.ip_local_reserved_ports={port}`"),
+            say!(
+                lang,
+                "port {port} is among those that the system gives to any connection ({first} to {last})",
+                "포트 {port}: 시스템이 아무 연결에나 주는 범위({first}~{last})에 있음"
+            ),
+            say!(
+                lang,
+                "now and then a connection of some program has it at the moment in which the job begins",
+                "작업이 시작되는 순간에 다른 프로그램의 연결이 이 포트를 쓰고 있을 수 있습니다"
+            ),
+            say!(
+                lang,
+                "choose one below {first}, or `sudo sysctl net.ipv4.ip_local_reserved_ports={port}`",
+                "{first}보다 작은 포트를 고르거나 `sudo sysctl net.ipv4.ip_local_reserved_ports={port}` 명령을 실행하세요"
+            ),
         );
     }
     if let Some((first, last)) = ports.range
         && last - first < 1000
     {
         sheet.warning(
-            format!("the system chooses ports from only {first} to {last}"),
-            "every connection between ranks takes one for a minute or more after its end",
-            "`sudo sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`",
+            say!(
+                lang,
+                "the system chooses ports from only {first} to {last}",
+                "시스템이 고르는 포트 범위가 좁음: {first}~{last}"
+            ),
+            say!(
+                lang,
+                "every connection between ranks takes one for a minute or more after its end",
+                "랭크 사이의 연결은 끝난 뒤에도 1분 넘게 포트를 차지합니다"
+            ),
+            say!(
+                lang,
+                "`sudo sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`",
+                "`sudo sysctl net.ipv4.ip_local_port_range=\"32768 60999\"`를 실행하세요"
+            ),
         );
     }
 }
@@ -168,7 +223,7 @@ pub(crate) fn judge(ports: &Ports, options: &Options, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::local::tests::{found, job};
+    use crate::local::tests::{found, job, noted};
     use paceline_gpu::host::recorded::Recorded;
 
     const TABLE: &str = "\
@@ -201,8 +256,7 @@ mod tests {
     #[test]
     fn a_taken_port_is_an_error_where_the_job_needs_it() {
         let check = |ports: Ports, options: Options, expect: &[&str]| {
-            let mut notes = Notes::default();
-            judge(&ports, &options, &mut notes);
+            let notes = noted(|notes| judge(&ports, &options, notes));
             assert_eq!(found(&notes), expect, "{ports:?}");
         };
         let range = Some((32_768, 60_999));

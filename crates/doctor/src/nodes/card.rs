@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use paceline_words::{Lang, Word};
 use serde::{Deserialize, Serialize};
 
 use crate::finding::{Finding, plain};
@@ -39,6 +40,9 @@ pub struct Card {
     pub ports: Option<(u16, u16)>,
     /// What it found on itself, notes left out.
     pub findings: Vec<Finding>,
+    /// The same in Korean, for the reports of other nodes; the report takes it out, as its JSON is English.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) korean: Vec<Finding>,
 }
 
 /// Whom a node reaches.
@@ -114,6 +118,28 @@ pub enum MissKind {
     Broken,
 }
 
+impl MissKind {
+    /// In a word or two.
+    pub(crate) fn word(self) -> Word {
+        const SILENT: Word = Word::new("no answer", "응답 없음");
+        const REFUSED: Word = Word::new("refused", "거부됨");
+        const NO_ROUTE: Word = Word::new("no route", "경로 없음");
+        const UNRESOLVED: Word = Word::new("unknown name", "알 수 없는 이름");
+        const STRANGER: Word = Word::new("somebody else", "다른 상대");
+        const BROKEN: Word = Word::new("broken", "끊김");
+        const UNTRIED: Word = Word::new("not tried", "시도하지 않음");
+        match self {
+            Self::Silent => SILENT,
+            Self::Refused => REFUSED,
+            Self::NoRoute => NO_ROUTE,
+            Self::Unresolved => UNRESOLVED,
+            Self::Stranger => STRANGER,
+            Self::Broken => BROKEN,
+            Self::Untried => UNTRIED,
+        }
+    }
+}
+
 /// Longest card that is believed.
 const CARD_BYTES_MAX: usize = 256 << 10;
 /// Longest row that is believed: a thousand nodes of a few addresses each.
@@ -152,7 +178,8 @@ impl Card {
         card.addrs.iter_mut().for_each(|addr| *addr = plain(addr));
         card.firewall = card.firewall.as_deref().map(plain);
         card.findings.truncate(FINDINGS_MAX);
-        for finding in &mut card.findings {
+        card.korean.truncate(FINDINGS_MAX);
+        for finding in card.findings.iter_mut().chain(&mut card.korean) {
             for text in [
                 &mut finding.check,
                 &mut finding.what,
@@ -164,6 +191,15 @@ impl Card {
             finding.nodes.clear();
         }
         Ok(card)
+    }
+
+    /// What it found on itself, without the Korean afterwards. An older version sends English alone.
+    pub(crate) fn take_findings(&mut self, lang: Lang) -> Vec<Finding> {
+        let korean = std::mem::take(&mut self.korean);
+        match lang == Lang::Ko && !korean.is_empty() {
+            true => korean,
+            false => self.findings.clone(),
+        }
     }
 }
 
@@ -233,6 +269,7 @@ pub(crate) mod tests {
             firewall: None,
             ports: Some((32_768, 60_999)),
             findings: Vec::new(),
+            korean: Vec::new(),
         }
     }
 
@@ -291,7 +328,8 @@ pub(crate) mod tests {
         };
         let rude = Card {
             host: "a\nb".into(),
-            findings: vec![finding; 99],
+            findings: vec![finding.clone(); 99],
+            korean: vec![finding; 99],
             ..card("a", "")
         };
         let read = Card::decode(&rude.encode()).expect("read");
@@ -301,5 +339,6 @@ pub(crate) mod tests {
         );
         assert_eq!(read.findings[0].what, "a [2Jb");
         assert!(read.findings[0].nodes.is_empty());
+        assert_eq!(read.korean, read.findings);
     }
 }

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use paceline_rendezvous::token::TOKEN_VARIABLE;
+use paceline_words::{Lang, say};
 
 use super::meet::is_reached;
 use super::{Card, Miss, MissKind, Nodes, Outcome, Reach};
+use crate::checks;
 use crate::finding::{Notes, Severity, Sheet, count, size};
 
 /// Clocks further apart than this are worth a word; time servers keep them within milliseconds.
@@ -31,9 +33,15 @@ pub(crate) fn judge(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
 }
 
 fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
-    let mut sheet = notes.sheet("nodes");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::NODES);
     let here: Vec<usize> = nodes.cards.keys().copied().collect();
-    sheet.fact(format!("{} of {} came", here.len(), nodes.expected));
+    let (come, all) = (here.len(), nodes.expected);
+    sheet.fact(say!(
+        lang,
+        "{come} of {all} came",
+        "{all}개 중 {come}개가 옴"
+    ));
     let missing = (0..nodes.expected).filter(|node| !nodes.cards.contains_key(node));
     let missing: Vec<String> = missing.map(|node| node.to_string()).collect();
     if !missing.is_empty() {
@@ -45,28 +53,49 @@ fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
             1 => ("node", "has"),
             _ => ("nodes", "have"),
         };
-        let shown = missing.len().min(20);
+        let shown = missing[..missing.len().min(20)].join(", ");
+        let here = nodes.names(&here, lang);
         sheet.add(
             severity,
-            format!(
-                "{noun} {} of {} {verb} not come within {seconds} s; here: {}",
-                missing[..shown].join(", "),
-                nodes.expected,
-                nodes.names(&here)
+            match lang {
+                Lang::En => format!(
+                    "{noun} {shown} of {all} {verb} not come within {seconds} s; here: {here}"
+                ),
+                Lang::Ko => {
+                    format!("노드 {all}개 중 {seconds}초 안에 오지 않은 노드: {shown}; 온 노드: {here}")
+                }
+            },
+            say!(
+                lang,
+                "the command does not run there, looks for another endpoint, or cannot reach this one: then it says so there",
+                "그 노드에서 명령을 실행하지 않았거나, 다른 엔드포인트를 찾고 있거나, 여기에 연결하지 못합니다. 연결하지 못한 경우에는 그 노드에 이유가 나옵니다"
             ),
-            "the command does not run there, looks for another endpoint, or cannot reach this one: then it says so there".to_owned(),
-            "start the same command on every node, and look at what it prints on the missing ones; more time: --timeout SECONDS".to_owned(),
+            say!(
+                lang,
+                "start the same command on every node, and look at what it prints on the missing ones; more time: --timeout SECONDS",
+                "모든 노드에서 같은 명령을 시작하고, 오지 않은 노드의 출력을 확인하세요. 시간이 더 필요하면 --timeout SECONDS를 주세요"
+            ),
         );
     }
     if nodes.turned_away > 0 {
-        let connections = count(
-            usize::try_from(nodes.turned_away).unwrap_or(usize::MAX),
-            "connection",
-        );
+        let number = usize::try_from(nodes.turned_away).unwrap_or(usize::MAX);
+        let connections = count(lang, number, "connection", "연결");
         sheet.warning(
-            format!("{connections} to the meeting did not prove the job's token"),
-            format!("a node with another {TOKEN_VARIABLE} or PACELINE_TLS has tried, or a program that scans ports"),
-            format!("if a node is missing, compare {TOKEN_VARIABLE} there with the one here"),
+            say!(
+                lang,
+                "{connections} to the meeting did not prove the job's token",
+                "작업의 토큰을 증명하지 못한 {connections}"
+            ),
+            say!(
+                lang,
+                "a node with another {TOKEN_VARIABLE} or PACELINE_TLS has tried, or a program that scans ports",
+                "{TOKEN_VARIABLE}이나 PACELINE_TLS가 다른 노드, 또는 포트를 훑는 프로그램이 연결을 시도했습니다"
+            ),
+            say!(
+                lang,
+                "if a node is missing, compare {TOKEN_VARIABLE} there with the one here",
+                "오지 않은 노드가 있다면 그곳의 {TOKEN_VARIABLE} 값을 여기와 비교하세요"
+            ),
         );
     }
 }
@@ -90,16 +119,30 @@ enum Back {
 }
 
 fn reached(nodes: &Nodes, notes: &mut Notes) {
-    let mut sheet = notes.sheet("reachability");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::REACHABILITY);
     let mut gaps: BTreeMap<Gap, Vec<usize>> = BTreeMap::new();
     for from in nodes.cards.keys() {
         let Some(row) = nodes.rows.get(from) else {
             // Beyond a number of nodes only node 0 has all rows.
             if nodes.me == 0 {
+                let who = nodes.name(*from, lang);
                 sheet.error(
-                    format!("{} did not say whom it reaches", nodes.name(*from)),
-                    "it came, and then it stalled or ended, or its connection to the meeting broke",
-                    "look at what the command prints there, and start it again",
+                    say!(
+                        lang,
+                        "{who} did not say whom it reaches",
+                        "{who}: 어느 노드에 연결되는지 알리지 않음"
+                    ),
+                    say!(
+                        lang,
+                        "it came, and then it stalled or ended, or its connection to the meeting broke",
+                        "왔다가 멈추거나 종료되었거나, 연결이 끊겼습니다"
+                    ),
+                    say!(
+                        lang,
+                        "look at what the command prints there, and start it again",
+                        "그 노드의 출력을 확인하고 다시 시작하세요"
+                    ),
                 );
             }
             continue;
@@ -130,7 +173,7 @@ fn reached(nodes: &Nodes, notes: &mut Notes) {
                 },
                 None => Gap {
                     to: *to,
-                    addr: "any address".to_owned(),
+                    addr: say!(lang, "any address", "모든 주소"),
                     kind: MissKind::Untried,
                     text: "it was not tried".to_owned(),
                     back,
@@ -140,12 +183,12 @@ fn reached(nodes: &Nodes, notes: &mut Notes) {
         }
     }
     for (gap, from) in &gaps {
-        gap_finding(nodes, gap, from, &mut sheet);
+        gap_finding(nodes, gap, from, lang, &mut sheet);
     }
 }
 
-fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], sheet: &mut Sheet<'_>) {
-    let (who, whom) = (nodes.names(from), nodes.name(gap.to));
+fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut Sheet<'_>) {
+    let (who, whom) = (nodes.names(from, lang), nodes.name(gap.to, lang));
     let card = &nodes.cards[&gap.to];
     let verb = match from.len() {
         1 => "does not reach",
@@ -153,62 +196,130 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], sheet: &mut Sheet<'_>) 
     };
     let others = match card.addrs.len() {
         0 | 1 => String::new(),
-        count => format!(", nor at its {} other addresses", count - 1),
+        count => say!(
+            lang,
+            ", nor at its {} other addresses",
+            ", 다른 주소 {}개도 마찬가지",
+            count - 1
+        ),
     };
     let direction = match gap.back {
-        Back::Works => format!("; the other way, from {whom}, works"),
-        Back::Fails => "; nor the other way".to_owned(),
+        Back::Works => say!(
+            lang,
+            "; the other way, from {whom}, works",
+            "; 반대 방향({whom}에서 출발)은 됨"
+        ),
+        Back::Fails => say!(lang, "; nor the other way", "; 반대 방향도 안 됨"),
         Back::Unknown => String::new(),
     };
-    let what = format!(
-        "{who} {verb} {whom} at {}: {}{others}{direction}",
-        gap.addr, gap.text
-    );
+    let (addr, text) = (&gap.addr, &gap.text);
+    let what = match lang {
+        Lang::En => format!("{who} {verb} {whom} at {addr}: {text}{others}{direction}"),
+        Lang::Ko => {
+            let cause = gap.kind.word().of(lang);
+            format!("{who} → {whom} 연결 안 됨: {addr}, {cause}({text}){others}{direction}")
+        }
+    };
     let range = match card.ports {
-        Some((first, last)) => format!("{first} to {last}"),
-        None => "above 1024".to_owned(),
+        Some((first, last)) => say!(lang, "{first} to {last}", "{first}~{last}번"),
+        None => say!(lang, "above 1024", "1024번 위"),
     };
     let firewall = match &card.firewall {
-        Some(firewall) => format!(" ({firewall} is turned on there)"),
+        Some(firewall) => say!(
+            lang,
+            " ({firewall} is turned on there)",
+            "(그 노드에 {firewall} 방화벽이 켜져 있습니다)"
+        ),
         None => String::new(),
     };
-    let needed = "ranks connect to one another at ports that the system chooses, and a job forms only when all reach all";
+    let needed = say!(
+        lang,
+        "ranks connect to one another at ports that the system chooses, and a job forms only when all reach all",
+        "랭크는 시스템이 고른 포트로 서로 연결하며, 모두가 모두에게 연결되어야 작업이 시작됩니다"
+    );
     let (why, fix) = match gap.kind {
         MissKind::Silent => (
-            format!("{needed}; when nothing at all comes back, a firewall drops it{firewall}, or the address leads elsewhere"),
-            format!(
+            say!(
+                lang,
+                "{needed}; when nothing at all comes back, a firewall drops it{firewall}, or the address leads elsewhere",
+                "{needed}. 아무 응답도 없다면 방화벽이 패킷을 버리거나{firewall} 주소가 다른 곳을 가리킵니다"
+            ),
+            say!(
+                lang,
                 "let {whom} accept TCP ports {range} from the other nodes (firewall, or a cloud's security group); or name another \
-                 address of it there: --local-addr ADDRESS"
+                 address of it there: --local-addr ADDRESS",
+                "{whom}에서 다른 노드의 TCP 포트 {range} 연결을 허용하세요(방화벽, 클라우드의 보안 그룹). 또는 그 노드에서 다른 주소를 지정하세요: \
+                 --local-addr ADDRESS"
             ),
         ),
         MissKind::Refused => (
-            format!("{needed}; the machine at that address answers, but not {whom}: the address is another machine's, or a firewall rejects{firewall}"),
-            format!(
-                "name the address by which the others reach it, there: --local-addr ADDRESS; or let {whom} accept TCP ports {range}"
+            say!(
+                lang,
+                "{needed}; the machine at that address answers, but not {whom}: the address is another machine's, or a firewall rejects{firewall}",
+                "{needed}. 그 주소의 머신은 응답하지만 {whom}의 응답이 아닙니다. 다른 머신의 주소이거나 방화벽이 거부합니다{firewall}"
+            ),
+            say!(
+                lang,
+                "name the address by which the others reach it, there: --local-addr ADDRESS; or let {whom} accept TCP ports {range}",
+                "그 노드에서 다른 노드가 연결할 수 있는 주소를 지정하거나(--local-addr ADDRESS), {whom}에서 TCP 포트 {range} 연결을 허용하세요"
             ),
         ),
         MissKind::NoRoute => (
-            format!("{needed}; no network of {who} leads to that address"),
-            "name an address of a network that all nodes share, there: --local-addr ADDRESS, or by interface: PACELINE_SOCKET_IFNAME"
-                .to_owned(),
+            say!(
+                lang,
+                "{needed}; no network of {who} leads to that address",
+                "{needed}. {who}의 네트워크에는 그 주소로 가는 경로가 없습니다"
+            ),
+            say!(
+                lang,
+                "name an address of a network that all nodes share, there: --local-addr ADDRESS, or by interface: PACELINE_SOCKET_IFNAME",
+                "그 노드에서 모든 노드가 함께 쓰는 네트워크의 주소를 지정하세요: --local-addr ADDRESS, 또는 인터페이스로 PACELINE_SOCKET_IFNAME"
+            ),
         ),
         MissKind::Unresolved => (
-            format!("{whom} goes by a name that means nothing on {who}"),
-            "name its address there: --local-addr ADDRESS, or add a line to /etc/hosts on the others".to_owned(),
+            say!(
+                lang,
+                "{whom} goes by a name that means nothing on {who}",
+                "{who}에서 {whom}의 이름을 주소로 바꿀 수 없습니다"
+            ),
+            say!(
+                lang,
+                "name its address there: --local-addr ADDRESS, or add a line to /etc/hosts on the others",
+                "그 노드에서 주소를 지정하거나(--local-addr ADDRESS), 다른 노드의 /etc/hosts에 추가하세요"
+            ),
         ),
         MissKind::Stranger => (
-            "another machine answers there: addresses that several machines have, such as a container's 172.17.0.1 or \
-             127.0.1.1, lead elsewhere"
-                .to_owned(),
-            format!("name an address that only {whom} has, there: --local-addr ADDRESS"),
+            say!(
+                lang,
+                "another machine answers there: addresses that several machines have, such as a container's 172.17.0.1 or \
+                 127.0.1.1, lead elsewhere",
+                "그 주소에서 다른 머신이 응답합니다. 컨테이너의 172.17.0.1이나 127.0.1.1처럼 여러 머신에 있는 주소는 다른 곳을 가리킵니다"
+            ),
+            say!(
+                lang,
+                "name an address that only {whom} has, there: --local-addr ADDRESS",
+                "그 노드에서 {whom}에만 있는 주소를 지정하세요: --local-addr ADDRESS"
+            ),
         ),
         MissKind::Untried => (
-            "so many connections failed before that no time was left".to_owned(),
-            "mend the others first, then look again".to_owned(),
+            say!(
+                lang,
+                "so many connections failed before that no time was left",
+                "앞선 연결이 너무 많이 실패해 시도할 시간이 남지 않았습니다"
+            ),
+            say!(
+                lang,
+                "mend the others first, then look again",
+                "다른 연결을 먼저 고치고 다시 점검하세요"
+            ),
         ),
         MissKind::Broken => (
-            needed.to_owned(),
-            "look for a middle box that ends connections, and for limits of open files on both ends".to_owned(),
+            needed,
+            say!(
+                lang,
+                "look for a middle box that ends connections, and for limits of open files on both ends",
+                "연결을 끊는 중간 장비가 있는지, 양쪽의 열린 파일 한도가 충분한지 확인하세요"
+            ),
         ),
     };
     sheet.error(what, why, fix);
@@ -225,7 +336,8 @@ fn place(reach: &Reach, card: &Card) -> String {
 
 /// Addresses that do not work although others of the node do.
 fn addresses(nodes: &Nodes, notes: &mut Notes) {
-    let mut sheet = notes.sheet("addresses");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::ADDRESSES);
     for (to, card) in &nodes.cards {
         for (position, addr) in card.addrs.iter().enumerate() {
             let mut failing: BTreeMap<(MissKind, String), Vec<usize>> = BTreeMap::new();
@@ -242,20 +354,19 @@ fn addresses(nodes: &Nodes, notes: &mut Notes) {
                     matches!(reach.outcome, Outcome::Reached(_)).then(|| reach.addr.clone())
                 });
                 let works = works.unwrap_or_default();
-                let what = format!(
-                    "{} reaches {} at {works}, but not at {text}",
-                    nodes.names(&from),
-                    nodes.name(*to)
-                )
-                .replace("reaches", if from.len() == 1 { "reaches" } else { "reach" });
-                address_finding(
-                    &mut sheet,
-                    position == 0,
-                    kind,
-                    what,
-                    &works,
-                    nodes.name(*to),
-                );
+                let (who, whom) = (nodes.names(&from, lang), nodes.name(*to, lang));
+                let reach = if from.len() == 1 { "reaches" } else { "reach" };
+                let what = match lang {
+                    Lang::En => format!("{who} {reach} {whom} at {works}, but not at {text}"),
+                    Lang::Ko => {
+                        let cause = kind.word().of(lang);
+                        format!(
+                            "{who} → {whom}: {works}에는 연결되지만 다음은 안 됨: {text}({cause})"
+                        )
+                    }
+                };
+                let is_first = position == 0;
+                address_finding(&mut sheet, is_first, kind, what, &works, &whom, lang);
             }
         }
     }
@@ -267,25 +378,50 @@ fn address_finding(
     kind: MissKind,
     what: String,
     works: &str,
-    whom: String,
+    whom: &str,
+    lang: Lang,
 ) {
     if is_first {
         sheet.error(
             what,
-            "that is the address which its launcher tells the others, and the ranks' store is looked for there",
-            format!("on {whom}: --local-addr {works}"),
+            say!(
+                lang,
+                "that is the address which its launcher tells the others, and the ranks' store is looked for there",
+                "런처가 다른 노드에 알려 주는 주소이고, 랭크도 여기서 스토어를 찾습니다"
+            ),
+            say!(
+                lang,
+                "on {whom}: --local-addr {works}",
+                "{whom}에서 다음 옵션을 주세요: --local-addr {works}"
+            ),
         );
     } else if matches!(kind, MissKind::Silent) {
         sheet.warning(
             what,
-            "ranks try the addresses of a peer one after the other, and wait 3 s for one that does not answer",
-            format!("have ranks use the interface that works, on {whom}: export PACELINE_SOCKET_IFNAME=NAME"),
+            say!(
+                lang,
+                "ranks try the addresses of a peer one after the other, and wait 3 s for one that does not answer",
+                "랭크는 상대의 주소를 차례로 시도하며, 응답이 없는 주소마다 3초를 기다립니다"
+            ),
+            say!(
+                lang,
+                "have ranks use the interface that works, on {whom}: export PACELINE_SOCKET_IFNAME=NAME",
+                "랭크가 연결되는 인터페이스를 쓰도록 {whom}에서 `export PACELINE_SOCKET_IFNAME=NAME`을 실행하세요"
+            ),
         );
     } else {
         sheet.note(
             what,
-            "ranks go on to its next address at once; usual for networks of containers and virtual machines",
-            format!("nothing; to leave it out, on {whom}: export PACELINE_SOCKET_IFNAME=NAME of the interface that works"),
+            say!(
+                lang,
+                "ranks go on to its next address at once; usual for networks of containers and virtual machines",
+                "랭크는 곧바로 다음 주소로 넘어갑니다. 컨테이너나 가상 머신의 네트워크에서는 흔한 일입니다"
+            ),
+            say!(
+                lang,
+                "nothing; to leave it out, on {whom}: export PACELINE_SOCKET_IFNAME=NAME of the interface that works",
+                "할 일이 없습니다. 이 주소를 빼려면 {whom}에서 연결되는 인터페이스로 `export PACELINE_SOCKET_IFNAME=NAME`을 실행하세요"
+            ),
         );
     }
 }
@@ -294,7 +430,8 @@ fn clocks(nodes: &Nodes, notes: &mut Notes) {
     let Some(row) = nodes.rows.get(&nodes.me) else {
         return;
     };
-    let mut sheet = notes.sheet("clocks");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::NODE_CLOCKS);
     let mut largest = 0;
     for to in nodes.cards.keys().filter(|to| **to != nodes.me) {
         let Some(measured) = row.measured(*to) else {
@@ -306,31 +443,42 @@ fn clocks(nodes: &Nodes, notes: &mut Notes) {
             continue;
         }
         let way = match measured.clock_offset_us > 0 {
-            true => "ahead of",
-            false => "behind",
+            true => say!(lang, "ahead of", "빠름"),
+            false => say!(lang, "behind", "느림"),
         };
+        let (whom, me) = (nodes.name(*to, lang), nodes.name(nodes.me, lang));
+        let (apart, error) = (apart as f64 / 1e6, measured.clock_error_us as f64 / 1e3);
         sheet.warning(
-            format!(
-                "the clock of {} is {:.1} s {way} that of {} (within {:.1} ms)",
-                nodes.name(*to),
-                apart as f64 / 1e6,
-                nodes.name(nodes.me),
-                measured.clock_error_us as f64 / 1e3
+            say!(
+                lang,
+                "the clock of {whom} is {apart:.1} s {way} that of {me} (within {error:.1} ms)",
+                "{whom}의 시계가 {me}의 시계보다 {apart:.1}초 {way}(오차 {error:.1} ms 이내)"
             ),
-            "leases and deadlines do not depend on it; the times in the logs of the two do not fit together",
-            "`timedatectl set-ntp true`, or chrony on every node",
+            say!(
+                lang,
+                "leases and deadlines do not depend on it; the times in the logs of the two do not fit together",
+                "리스와 제한 시간은 시계에 의존하지 않습니다. 다만 두 노드의 로그 시간이 서로 맞지 않습니다"
+            ),
+            say!(
+                lang,
+                "`timedatectl set-ntp true`, or chrony on every node",
+                "모든 노드에서 `timedatectl set-ntp true`를 실행하거나 chrony를 쓰세요"
+            ),
         );
     }
     if nodes.cards.len() > 1 {
-        sheet.fact(format!(
+        sheet.fact(say!(
+            lang,
             "at most {:.1} ms from this node's",
+            "이 노드의 시계와 최대 {:.1} ms 차이",
             largest as f64 / 1e3
         ));
     }
 }
 
 fn speeds(nodes: &Nodes, notes: &mut Notes) {
-    let mut sheet = notes.sheet("network");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::NETWORK);
     let mut measured = Vec::new();
     for (from, row) in &nodes.rows {
         for to in nodes.cards.keys().filter(|to| *to != from) {
@@ -353,27 +501,49 @@ fn speeds(nodes: &Nodes, notes: &mut Notes) {
     ) else {
         return;
     };
-    sheet.fact(format!(
-        "median round trip {:.2} ms, median speed of a short sample {}/s",
-        trip as f64 / 1e3,
-        size(usual)
+    let (trip_ms, usual_speed) = (trip as f64 / 1e3, size(usual));
+    sheet.fact(say!(
+        lang,
+        "median round trip {trip_ms:.2} ms, median speed of a short sample {usual_speed}/s",
+        "왕복 시간 중앙값 {trip_ms:.2} ms, 짧게 잰 속도의 중앙값 {usual_speed}/s"
     ));
     if usual < SLOW_BYTES_PER_SECOND {
         sheet.note(
-            format!("the nodes are connected at about {}/s", size(usual)),
-            format!(
+            say!(
+                lang,
+                "the nodes are connected at about {usual_speed}/s",
+                "노드 사이의 속도가 약 {usual_speed}/s"
+            ),
+            say!(
+                lang,
                 "a step that averages gradients of 100 MiB needs {:.1} s for that alone",
+                "100 MiB의 그래디언트를 평균하는 스텝은 그것만으로 {:.1}초가 걸립니다",
                 2.0 * (100_u64 << 20) as f64 / usual.max(1) as f64
             ),
-            "see whether ranks use the fast network: PACELINE_SOCKET_IFNAME=NAME, or --local-addr of its address",
+            say!(
+                lang,
+                "see whether ranks use the fast network: PACELINE_SOCKET_IFNAME=NAME, or --local-addr of its address",
+                "랭크가 빠른 네트워크를 쓰는지 확인하세요: PACELINE_SOCKET_IFNAME=NAME, 또는 --local-addr로 그 네트워크의 주소 지정"
+            ),
         );
     }
     if trip > FAR_US {
-        let ms = trip as f64 / 1e3;
         sheet.note(
-            format!("a round trip between nodes takes {ms:.1} ms"),
-            "every operation takes several of them, so small ones are slow",
-            "place the nodes nearer to each other if steps are short",
+            say!(
+                lang,
+                "a round trip between nodes takes {trip_ms:.1} ms",
+                "노드 사이의 왕복 시간이 {trip_ms:.1} ms"
+            ),
+            say!(
+                lang,
+                "every operation takes several of them, so small ones are slow",
+                "연산마다 여러 번 왕복하므로 작은 연산이 느려집니다"
+            ),
+            say!(
+                lang,
+                "place the nodes nearer to each other if steps are short",
+                "스텝이 짧다면 노드를 더 가까이 두세요"
+            ),
         );
     }
     for (from, to, found) in measured {
@@ -381,87 +551,156 @@ fn speeds(nodes: &Nodes, notes: &mut Notes) {
             && speed < SLOW_BYTES_PER_SECOND
             && speed.saturating_mul(SLOWER_TIMES) < usual
         {
+            let (speed, usual) = (size(speed), &usual_speed);
+            let (from, to) = (nodes.name(from, lang), nodes.name(to, lang));
             sheet.warning(
-                format!(
-                    "from {} to {} a short sample went at {}/s, where {}/s are usual between these nodes",
-                    nodes.name(from),
-                    nodes.name(to),
-                    size(speed),
-                    size(usual)
+                say!(
+                    lang,
+                    "from {from} to {to} a short sample went at {speed}/s, where {usual}/s are usual between these nodes",
+                    "{from} → {to}의 속도가 {speed}/s, 노드 사이의 보통 속도는 {usual}/s"
                 ),
-                "all ranks wait for the slowest connection in every step",
-                "look at the link of these two nodes (`ethtool INTERFACE`, a cable, a busy neighbour), then look again",
+                say!(
+                    lang,
+                    "all ranks wait for the slowest connection in every step",
+                    "스텝마다 모든 랭크가 가장 느린 연결을 기다립니다"
+                ),
+                say!(
+                    lang,
+                    "look at the link of these two nodes (`ethtool INTERFACE`, a cable, a busy neighbour), then look again",
+                    "두 노드의 링크를 확인하고(`ethtool INTERFACE`, 케이블, 대역폭을 쓰는 다른 작업) 다시 점검하세요"
+                ),
             );
         }
     }
 }
 
 fn differences(nodes: &Nodes, notes: &mut Notes) {
-    let mut sheet = notes.sheet("versions");
+    let lang = notes.lang;
+    let mut sheet = notes.sheet(checks::VERSIONS);
     let versions = groups(nodes, |card| card.version.clone());
-    sheet.fact(said(nodes, &versions, |version| {
+    let words = said(nodes, &versions, lang, |version| {
         format!("Paceline {version}")
-    }));
+    });
+    sheet.fact(words.as_str());
     if versions.len() > 1 {
         sheet.error(
-            said(nodes, &versions, |version| format!("Paceline {version}")),
-            "versions may speak differently to each other",
-            "install the same version on every node",
+            differ(words, "Paceline 버전이 다름", lang),
+            say!(
+                lang,
+                "versions may speak differently to each other",
+                "버전이 다르면 서로의 메시지를 이해하지 못할 수 있습니다"
+            ),
+            say!(
+                lang,
+                "install the same version on every node",
+                "모든 노드에 같은 버전을 설치하세요"
+            ),
         );
     }
-    let mut sheet = notes.sheet("machines");
+    let mut sheet = notes.sheet(checks::MACHINES);
     let archs = groups(nodes, |card| card.arch.clone());
     if archs.len() > 1 {
+        let words = said(nodes, &archs, lang, String::clone);
         sheet.warning(
-            said(nodes, &archs, String::clone),
-            "the program must be built for each; results are the same in every bit only if its own arithmetic is",
-            "use machines of one kind where that matters",
+            differ(words, "프로세서 종류가 다름", lang),
+            say!(
+                lang,
+                "the program must be built for each; results are the same in every bit only if its own arithmetic is",
+                "프로세서마다 프로그램을 따로 빌드해야 합니다. 프로그램 자체의 연산 결과가 같아야만 결과가 비트 단위로 같습니다"
+            ),
+            say!(
+                lang,
+                "use machines of one kind where that matters",
+                "결과가 똑같아야 한다면 같은 종류의 머신을 쓰세요"
+            ),
         );
     }
-    for (groups, say) in [
+    let ranks = |ranks: &usize| count(lang, *ranks, "rank", "랭크");
+    let cores = |cores: &usize| count(lang, *cores, "core", "코어");
+    for (groups, say, korean) in [
         (
-            groups(nodes, |card| card.ranks as u64),
-            &(|ranks: &u64| count(*ranks as usize, "rank")) as &dyn Fn(&u64) -> String,
+            groups(nodes, |card| card.ranks),
+            &ranks as &dyn Fn(&usize) -> String,
+            "랭크 수가 다름",
         ),
-        (groups(nodes, |card| card.cores as u64), &|cores: &u64| {
-            count(*cores as usize, "core")
-        }),
+        (groups(nodes, |card| card.cores), &cores, "코어 수가 다름"),
     ] {
         if groups.len() > 1 {
             sheet.note(
-                said(nodes, &groups, say),
-                "every step is as slow as the slowest rank",
-                "nothing, if that is meant; else give the same --nproc-per-node, or use machines of one kind",
+                differ(said(nodes, &groups, lang, say), korean, lang),
+                say!(
+                    lang,
+                    "every step is as slow as the slowest rank",
+                    "모든 스텝이 가장 느린 랭크만큼 느려집니다"
+                ),
+                say!(
+                    lang,
+                    "nothing, if that is meant; else give the same --nproc-per-node, or use machines of one kind",
+                    "의도한 것이라면 할 일이 없습니다. 아니라면 --nproc-per-node를 같게 주거나 같은 종류의 머신을 쓰세요"
+                ),
             );
         }
     }
+    let is_meant = || {
+        say!(
+            lang,
+            "nothing, if that is meant",
+            "의도한 것이라면 할 일이 없습니다"
+        )
+    };
     let kernels = groups(nodes, |card| card.kernel.clone());
     if kernels.len() > 1 {
+        let words = said(nodes, &kernels, lang, |kernel| format!("Linux {kernel}"));
         sheet.note(
-            said(nodes, &kernels, |kernel| format!("Linux {kernel}")),
-            "harmless, but worth knowing when only one of them misbehaves",
-            "nothing, if that is meant",
+            differ(words, "커널 버전이 다름", lang),
+            say!(
+                lang,
+                "harmless, but worth knowing when only one of them misbehaves",
+                "문제는 없지만, 한 노드만 이상할 때 알아 두면 좋습니다"
+            ),
+            is_meant(),
         );
     }
     let memory = nodes.cards.values().map(|card| card.memory_bytes);
     if let (Some(least), Some(most)) = (memory.clone().min(), memory.max())
         && least < most / 10 * MEMORY_TENTHS
     {
+        let (least, most) = (size(least), size(most));
         sheet.note(
-            format!("memory from {} to {}", size(least), size(most)),
-            "the node with the least runs out first",
-            "nothing, if that is meant",
+            say!(
+                lang,
+                "memory from {least} to {most}",
+                "메모리 크기가 다름: {least}~{most}"
+            ),
+            say!(
+                lang,
+                "the node with the least runs out first",
+                "메모리가 가장 적은 노드가 먼저 모자라게 됩니다"
+            ),
+            is_meant(),
         );
     }
     let hosts = groups(nodes, |card| card.host.clone());
     for (host, named) in &hosts {
         let boots = named.iter().map(|node| nodes.cards[node].boot.as_str());
-        let boots: BTreeSet<&str> = boots.collect();
-        if boots.len() > 1 {
+        let number = boots.collect::<BTreeSet<&str>>().len();
+        if number > 1 {
             sheet.warning(
-                format!("{} machines call themselves {host}", boots.len()),
-                "logs and reports do not tell them apart, and launchers take them for one host when they order the ranks",
-                "`sudo hostnamectl set-hostname NAME`, or PACELINE_HOST_ID, different on each",
+                say!(
+                    lang,
+                    "{number} machines call themselves {host}",
+                    "머신 {number}대의 호스트 이름이 {host}"
+                ),
+                say!(
+                    lang,
+                    "logs and reports do not tell them apart, and launchers take them for one host when they order the ranks",
+                    "로그와 보고서에서 구별되지 않고, 런처가 랭크 순서를 정할 때 한 호스트로 여깁니다"
+                ),
+                say!(
+                    lang,
+                    "`sudo hostnamectl set-hostname NAME`, or PACELINE_HOST_ID, different on each",
+                    "머신마다 다른 이름을 주세요: `sudo hostnamectl set-hostname NAME`, 또는 PACELINE_HOST_ID"
+                ),
             );
         }
     }
@@ -470,11 +709,28 @@ fn differences(nodes: &Nodes, notes: &mut Notes) {
         .iter()
         .filter(|(boot, named)| !boot.is_empty() && named.len() > 1)
     {
+        let names = nodes.names(named, lang);
         sheet.note(
-            format!("{} are on one machine", nodes.names(named)),
-            "they share its cores and memory",
-            "nothing, if that is meant",
+            say!(
+                lang,
+                "{names} are on one machine",
+                "한 머신에 있는 노드: {names}"
+            ),
+            say!(
+                lang,
+                "they share its cores and memory",
+                "코어와 메모리를 나눠 씁니다"
+            ),
+            is_meant(),
         );
+    }
+}
+
+/// Who has which, behind what differs; in English that speaks for itself.
+fn differ(words: String, korean: &str, lang: Lang) -> String {
+    match lang {
+        Lang::En => words,
+        Lang::Ko => format!("{korean}: {words}"),
     }
 }
 
@@ -490,13 +746,22 @@ fn groups<K: Ord>(nodes: &Nodes, key: impl Fn(&Card) -> K) -> BTreeMap<K, Vec<us
 fn said<K: Ord>(
     nodes: &Nodes,
     groups: &BTreeMap<K, Vec<usize>>,
+    lang: Lang,
     say: impl Fn(&K) -> String,
 ) -> String {
     match groups.first_key_value() {
-        Some((key, _)) if groups.len() == 1 => format!("{} on all nodes", say(key)),
+        Some((key, _)) if groups.len() == 1 => {
+            let all = say(key);
+            say!(lang, "{all} on all nodes", "모든 노드가 {all}")
+        }
         _ => {
-            let each =
-                |(key, named): (&K, &Vec<usize>)| format!("{} on {}", say(key), nodes.names(named));
+            let each = |(key, named): (&K, &Vec<usize>)| {
+                let (key, named) = (say(key), nodes.names(named, lang));
+                match lang {
+                    Lang::En => format!("{key} on {named}"),
+                    Lang::Ko => format!("{named}: {key}"),
+                }
+            };
             let each: Vec<String> = groups.iter().map(each).collect();
             each.join("; ")
         }

@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::endpoint;
 use paceline_rendezvous::store::{Client, Server, ServerOptions, Store as _, StoreError};
+use paceline_words::{Text, say};
 
 use super::card::{ADDRESSES_MAX, Card, Row};
 use super::not_met::{self, NotMet};
 use super::probe::{Listener, Speech, Target, reach};
 use super::{Nodes, Outcome};
 use crate::error::DoctorError;
-use crate::finding::{Finding, Notes, Severity, count};
+use crate::finding::{Finding, Severity, count};
 use crate::local::Summary;
 use crate::options::Options;
 
@@ -71,7 +72,8 @@ impl From<StoreError> for End {
     }
 }
 
-/// Meets the other nodes of the job, and tries out all connections with them.
+/// Meets the other nodes of the job, and tries out all connections with them. `told` is what this node found on itself, in English
+/// and Korean.
 ///
 /// *Blocks*: for `options.timeout` at most until all have come, and about a minute more.
 pub(crate) fn meet(
@@ -79,7 +81,7 @@ pub(crate) fn meet(
     speech: &Speech,
     host: &str,
     summary: &Summary,
-    notes: &Notes,
+    told: &[Vec<Finding>; 2],
     notice: &dyn Fn(&str),
 ) -> Result<Met, DoctorError> {
     let endpoint = endpoint::with_port(&options.endpoint);
@@ -90,12 +92,12 @@ pub(crate) fn meet(
         endpoint: &endpoint,
         notice,
     };
-    match meeting.hold(summary, notes) {
+    match meeting.hold(summary, told) {
         Ok(nodes) => Ok(Met::Nodes(nodes)),
         Err(End::Cannot(error)) => Err(error),
         Err(End::NotMet(trouble)) => Ok(Met::Not {
             is_late: trouble.is_late(),
-            finding: not_met::judge(&trouble, &endpoint, options.nodes_max),
+            finding: not_met::judge(&trouble, &endpoint, options.nodes_max, options.lang),
         }),
     }
 }
@@ -109,7 +111,7 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    fn hold(&self, summary: &Summary, notes: &Notes) -> Result<Nodes, End> {
+    fn hold(&self, summary: &Summary, told: &[Vec<Finding>; 2]) -> Result<Nodes, End> {
         let server = self.serve()?;
         let id = RandomState::new().hash_one(std::process::id());
         let first = (self.options.local_addr.clone())
@@ -118,14 +120,17 @@ impl Meeting<'_> {
             .map_err(DoctorError::system("listen at a free port"))
             .map_err(End::Cannot)?;
 
-        (self.notice)(&format!(
-            "meeting {} at {} ...",
-            count(self.options.nodes_max - 1, "other node"),
-            self.endpoint
+        let (lang, endpoint) = (self.options.lang, self.endpoint);
+        let others = self.options.nodes_max - 1;
+        let others = count(lang, others, "other node", "다른 노드");
+        (self.notice)(&say!(
+            lang,
+            "meeting {others} at {endpoint} ...",
+            "{endpoint}에서 {others}를 기다리는 중 ..."
         ));
         let client = self.enter(server.as_ref())?;
         let met_at = Instant::now();
-        let card = self.card(id, first, listener.port(), summary, notes);
+        let card = self.card(id, first, listener.port(), summary, told);
         let me = self.number(&client, server.is_some(), id)?;
         client.set(&key(&format!("card/{me}")), &card.encode())?;
 
@@ -205,7 +210,14 @@ impl Meeting<'_> {
         }
     }
 
-    fn card(&self, id: u64, first: String, port: u16, summary: &Summary, notes: &Notes) -> Card {
+    fn card(
+        &self,
+        id: u64,
+        first: String,
+        port: u16,
+        summary: &Summary,
+        told: &[Vec<Finding>; 2],
+    ) -> Card {
         let own = summary.addrs.iter().map(ToString::to_string);
         let mut addrs = vec![first];
         // A meeting on the loopback address is one of this machine: no other address is used.
@@ -217,8 +229,11 @@ impl Meeting<'_> {
             }
         }
         addrs.truncate(ADDRESSES_MAX);
-        let findings = notes.findings.iter();
-        let weighty = findings.filter(|finding| finding.severity != Severity::Note);
+        let [findings, korean] = told.each_ref().map(|findings| {
+            let findings = findings.iter();
+            let weighty = findings.filter(|finding| finding.severity != Severity::Note);
+            weighty.take(FINDINGS_MAX).cloned().collect()
+        });
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         Card {
             id,
@@ -235,7 +250,8 @@ impl Meeting<'_> {
             ranks: self.options.ranks,
             firewall: summary.firewall.map(str::to_owned),
             ports: summary.ports,
-            findings: weighty.take(FINDINGS_MAX).cloned().collect(),
+            findings,
+            korean,
         }
     }
 
@@ -267,11 +283,11 @@ impl Meeting<'_> {
             }
             if !missing.is_empty() {
                 let left = deadline.saturating_duration_since(Instant::now());
-                (self.notice)(&format!(
-                    "{} of {} nodes are here, waiting {:.0} s more",
-                    here.len(),
-                    self.options.nodes_max,
-                    left.as_secs_f64()
+                let (come, all, left) = (here.len(), self.options.nodes_max, left.as_secs_f64());
+                (self.notice)(&say!(
+                    self.options.lang,
+                    "{come} of {all} nodes are here, waiting {left:.0} s more",
+                    "노드 {all}개 중 {come}개가 왔고 {left:.0}초 더 기다림"
                 ));
             }
         }
@@ -292,9 +308,13 @@ impl Meeting<'_> {
         match roster {
             Some(roster) if roster.contains(&me) => Ok(roster),
             Some(_) => Err(End::NotMet(NotMet::TooLate)),
-            None => Err(End::NotMet(NotMet::Odd(
-                "the list of nodes makes no sense, as if another number of nodes had been asked for there".into(),
-            ))),
+            None => Err(End::NotMet(NotMet::Odd(Text::new(|lang| {
+                say!(
+                    lang,
+                    "the list of nodes makes no sense, as if another number of nodes had been asked for there",
+                    "노드 목록이 맞지 않음. 다른 --nnodes로 시작한 노드가 있는 것으로 보임"
+                )
+            })))),
         }
     }
 
@@ -302,8 +322,11 @@ impl Meeting<'_> {
         let mut cards = BTreeMap::new();
         for node in roster {
             let bytes = client.get(&key(&format!("card/{node}")), SLACK)?;
-            let card = Card::decode(&bytes)
-                .map_err(|error| End::NotMet(NotMet::Odd(format!("node {node}: {error}"))))?;
+            let card = Card::decode(&bytes).map_err(|error| {
+                let said =
+                    Text::new(|lang| say!(lang, "node {node}: {error}", "노드 {node}: {error}"));
+                End::NotMet(NotMet::Odd(said))
+            })?;
             cards.insert(*node, card);
         }
         Ok(cards)

@@ -1,8 +1,7 @@
 //! The tables of nodes: their names, and which reaches which.
 
-use std::fmt::Write;
-
 use paceline_gpu::columns::aligned;
+use paceline_words::{Lang, say};
 
 use super::meet::is_reached;
 use super::{MissKind, Nodes, Outcome, Row};
@@ -14,10 +13,13 @@ const MATRIX_MAX: usize = 12;
 const PAIRS_MAX: usize = 64;
 
 /// Who came.
-pub(crate) fn who(nodes: &Nodes) -> String {
-    let header = [
-        "node", "host", "address", "ranks", "cores", "memory", "kernel",
-    ];
+pub(crate) fn who(nodes: &Nodes, lang: Lang) -> String {
+    let header = match lang {
+        Lang::En => [
+            "node", "host", "address", "ranks", "cores", "memory", "kernel",
+        ],
+        Lang::Ko => ["노드", "호스트", "주소", "랭크", "코어", "메모리", "커널"],
+    };
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (node, card) in nodes.cards.iter().take(PAIRS_MAX) {
         let mark = if *node == nodes.me { "*" } else { "" };
@@ -33,24 +35,31 @@ pub(crate) fn who(nodes: &Nodes) -> String {
     }
     let mut text = aligned(&rows);
     if nodes.cards.len() > PAIRS_MAX {
-        let _ = writeln!(
-            text,
-            "and {} more, all of them with --json",
-            nodes.cards.len() - PAIRS_MAX
-        );
+        text += &more(nodes.cards.len() - PAIRS_MAX, lang);
     }
     text
 }
 
+fn more(number: usize, lang: Lang) -> String {
+    say!(
+        lang,
+        "and {number} more, all of them with --json\n",
+        "외 {number}개, 전체는 --json으로 볼 수 있음\n"
+    )
+}
+
 /// Which node reaches which: the whole matrix on node 0, its own connections on any other.
-pub(crate) fn pairs(nodes: &Nodes) -> String {
+pub(crate) fn pairs(nodes: &Nodes, lang: Lang) -> String {
     if nodes.cards.len() < 2 {
         return String::new();
     }
     if nodes.me == 0 && nodes.cards.len() <= MATRIX_MAX {
-        return matrix(nodes);
+        return matrix(nodes, lang);
     }
-    let header = ["from", "to", "it"];
+    let header = match lang {
+        Lang::En => ["from", "to", "it"],
+        Lang::Ko => ["출발", "도착", "상태"],
+    };
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     let all = nodes
         .cards
@@ -62,44 +71,44 @@ pub(crate) fn pairs(nodes: &Nodes) -> String {
     };
     for (from, to) in all.filter(|(from, to)| from != to && is_shown(*from, *to)) {
         rows.push(vec![
-            nodes.name(from),
-            nodes.name(to),
-            cell(nodes.rows.get(&from), to),
+            nodes.name(from, lang),
+            nodes.name(to, lang),
+            cell(nodes.rows.get(&from), to, lang),
         ]);
     }
     match rows.len() - 1 {
-        0 => "all nodes reach all others; every connection with --json\n".to_owned(),
+        0 => say!(
+            lang,
+            "all nodes reach all others; every connection with --json\n",
+            "모든 노드가 서로 연결됨; 각 연결은 --json으로 볼 수 있음\n"
+        ),
         lines => {
             rows.truncate(PAIRS_MAX + 1);
             let mut text = aligned(&rows);
             if lines > PAIRS_MAX {
-                let _ = writeln!(
-                    text,
-                    "and {} more, all of them with --json",
-                    lines - PAIRS_MAX
-                );
+                text += &more(lines - PAIRS_MAX, lang);
             }
             text
         }
     }
 }
 
-fn matrix(nodes: &Nodes) -> String {
-    let mut header = vec!["from \\ to".to_owned()];
-    header.extend(nodes.cards.keys().map(|to| nodes.name(*to)));
+fn matrix(nodes: &Nodes, lang: Lang) -> String {
+    let mut header = vec![say!(lang, "from \\ to", "출발 \\ 도착")];
+    header.extend(nodes.cards.keys().map(|to| nodes.name(*to, lang)));
     let mut rows = vec![header];
     for from in nodes.cards.keys() {
-        let mut row = vec![nodes.name(*from)];
+        let mut row = vec![nodes.name(*from, lang)];
         row.extend(nodes.cards.keys().map(|to| match from == to {
             true => "-".to_owned(),
-            false => cell(nodes.rows.get(from), *to),
+            false => cell(nodes.rows.get(from), *to, lang),
         }));
         rows.push(row);
     }
     aligned(&rows)
 }
 
-fn cell(row: Option<&Row>, to: usize) -> String {
+fn cell(row: Option<&Row>, to: usize, lang: Lang) -> String {
     let Some(row) = row else {
         return "?".to_owned();
     };
@@ -114,14 +123,6 @@ fn cell(row: Option<&Row>, to: usize) -> String {
         Outcome::Failed(miss) => Some(miss.kind),
         Outcome::Reached(_) => None,
     });
-    let word = match first {
-        Some(MissKind::Silent) => "no answer",
-        Some(MissKind::Refused) => "refused",
-        Some(MissKind::NoRoute) => "no route",
-        Some(MissKind::Unresolved) => "unknown name",
-        Some(MissKind::Stranger) => "somebody else",
-        Some(MissKind::Broken) => "broken",
-        Some(MissKind::Untried) | None => "not tried",
-    };
-    format!("FAILS: {word}")
+    let word = first.unwrap_or(MissKind::Untried).word().of(lang);
+    say!(lang, "FAILS: {word}", "실패: {word}")
 }

@@ -63,7 +63,11 @@ fn pair() -> Nodes {
 }
 
 fn notes(findings: Vec<Finding>, facts: Vec<Fact>) -> Notes {
-    Notes { findings, facts }
+    Notes {
+        findings,
+        facts,
+        ..Notes::default()
+    }
 }
 
 #[test]
@@ -109,6 +113,27 @@ fn equal_findings_of_several_nodes_are_said_once() {
     };
     assert_eq!(found.nodes, ["node 0 (a)", "node 1 (b)"]);
     assert_eq!(report.verdict(), Verdict::Sound);
+}
+
+#[test]
+fn a_korean_reader_gets_what_other_nodes_have_found_in_korean_too() {
+    let reports = |nodes: &Nodes, lang| {
+        let report = Report::new("a".into(), 8, Notes::new(lang), Some(nodes.clone()));
+        [printed(&report, false), printed(&report, true)]
+    };
+    let mut nodes = pair();
+    let [text, _] = reports(&nodes, Lang::Ko);
+    assert!(text.starts_with("경고: low\n"), "an older version: {text}");
+    for card in nodes.cards.values_mut() {
+        card.korean = vec![finding(Severity::Warning, "낮음")];
+    }
+    let [text, _] = reports(&nodes, Lang::Ko);
+    let expect = "경고: 낮음\n  노드: 노드 1(b)\n  이유: because\n  조치: mend it\n\n\
+                  a, 랭크 8개: 오류 0개, 경고 1개, 참고 0개\n";
+    assert!(text.starts_with(expect), "{text}");
+    assert!(text.contains("실패: 응답 없음"), "{text}");
+    let [_, json] = reports(&nodes, Lang::En);
+    assert!(!json.contains("낮음") && !json.contains("korean"), "{json}");
 }
 
 #[test]

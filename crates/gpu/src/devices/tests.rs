@@ -44,7 +44,7 @@ fn why_there_are_no_gpus_is_said_in_words() {
             library: library.map(Into::into),
             ..Places::default()
         };
-        assert_eq!(reason(trouble, &places), expect);
+        assert_eq!(reason(&trouble, &places), expect);
     };
     let missing = || DriverError::NoLibrary("x.so: no such file".to_owned());
     check(

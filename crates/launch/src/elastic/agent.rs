@@ -10,9 +10,11 @@ mod waiting;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use paceline_words::say;
+
 use super::arrange::disagreement;
 use super::clocks::Clocks;
-use super::decide::{Decision, Fence, Known, Loss, Ranks, Rules, Seen, Wait, decide};
+use super::decide::{Decision, Known, Loss, Ranks, Rules, Seen, Wait, decide};
 use super::leases::Leases;
 use super::messages::{Command, Exit, How, Input};
 use super::record::{
@@ -358,14 +360,12 @@ impl Agent {
                 }
                 Decision::Fence(why) => {
                     let is_outside = self.rules.outage.is_some();
-                    let why = match why {
-                        Fence::NoContact if is_outside => "etcd was not reached for too long",
-                        Fence::NoContact => "this node has lost the others",
-                        Fence::WasAway if is_outside => "this node was stopped for too long",
-                        Fence::WasAway => "this node was stopped for longer than its lease",
-                        Fence::NoQuorum => "most nodes of the round are out of sight",
-                    };
-                    commands.push(Command::Notice(format!("{why}: its ranks are ended")));
+                    let (lang, why) = (self.rules.lang, why.word(is_outside).of(self.rules.lang));
+                    commands.push(Command::Notice(say!(
+                        lang,
+                        "{why}: its ranks are ended",
+                        "{why}: 이 노드의 랭크를 끝냄"
+                    )));
                     self.end_ranks(How::Kill, commands);
                 }
                 Decision::End(ending) => {
@@ -478,7 +478,12 @@ impl Agent {
         if self.current().is_some_and(is_member) {
             let pages: Vec<&Page> = self.pages.iter().collect();
             if let Some(text) = disagreement(&self.page, &pages) {
-                let text = format!("{text}; the job that runs keeps its settings");
+                let (lang, text) = (self.rules.lang, text.of(self.rules.lang));
+                let text = say!(
+                    lang,
+                    "{text}; the job that runs keeps its settings",
+                    "{text}; 실행 중인 작업은 설정을 유지함"
+                );
                 self.warn_once(text, commands);
             }
         }

@@ -1,5 +1,7 @@
 //! Rank order: which agents make up a round, and in which order. Pure.
 
+use paceline_words::{Text, say};
+
 use super::record::{AgentId, Member, Page};
 
 /// Chooses at most `most` of the agents that can take part, and puts them in order.
@@ -24,22 +26,29 @@ pub(crate) fn arrange(before: &[AgentId], able: &[&Page], most: usize) -> Vec<Me
 }
 
 /// The order that `--node-rank` asks for, or what is wrong with it, in words.
-pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, String> {
+pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, Text> {
     let mut order: Vec<Option<&Page>> = vec![None; nodes];
     for page in able {
         let rank = page.node_rank.unwrap_or(0);
         let Some(slot) = order.get_mut(rank) else {
-            return Err(format!(
-                "host {} has --node-rank {rank}, expected 0 to {}",
-                page.host,
-                nodes - 1
-            ));
+            let (host, last) = (&page.host, nodes - 1);
+            return Err(Text::new(|lang| {
+                say!(
+                    lang,
+                    "host {host} has --node-rank {rank}, expected 0 to {last}",
+                    "호스트 {host}: --node-rank {rank}, 가능한 값은 0~{last}"
+                )
+            }));
         };
         if let Some(other) = slot {
-            return Err(format!(
-                "hosts {} and {} both have --node-rank {rank}",
-                other.host, page.host
-            ));
+            let (one, another) = (&other.host, &page.host);
+            return Err(Text::new(|lang| {
+                say!(
+                    lang,
+                    "hosts {one} and {another} both have --node-rank {rank}",
+                    "호스트 {one}, {another}: 같은 --node-rank {rank}"
+                )
+            }));
         }
         *slot = Some(page);
     }
@@ -47,7 +56,7 @@ pub(crate) fn by_node_rank(able: &[&Page], nodes: usize) -> Result<Vec<Member>, 
 }
 
 /// An agent that was told other settings than `own`, in words.
-pub(crate) fn disagreement(own: &Page, pages: &[&Page]) -> Option<String> {
+pub(crate) fn disagreement(own: &Page, pages: &[&Page]) -> Option<Text> {
     let key = |page: &Page| (page.node_rank, page.joined);
     let others = pages.iter().filter(|page| page.settings != own.settings);
     let other = others.min_by_key(|page| key(page))?;
@@ -57,11 +66,14 @@ pub(crate) fn disagreement(own: &Page, pages: &[&Page]) -> Option<String> {
         false => (*other, own),
     };
     let (one, another) = first.settings.difference(&second.settings)?;
-    Some(format!(
-        "the nodes disagree: {one} on {}, {another} on {}",
-        first.name(),
-        second.name()
-    ))
+    Some(Text::new(|lang| {
+        let (first, second) = (first.name(lang), second.name(lang));
+        say!(
+            lang,
+            "the nodes disagree: {one} on {first}, {another} on {second}",
+            "노드의 설정이 다름: {first} {one}, {second} {another}"
+        )
+    }))
 }
 
 #[cfg(test)]
@@ -112,9 +124,12 @@ mod tests {
         let order = by_node_rank(&[&pages[0], &pages[1]], 2).unwrap();
         assert_eq!(order[0].host, "b");
         let both = by_node_rank(&[&pages[0], &pages[2]], 2).unwrap_err();
-        assert_eq!(both, "hosts a and c both have --node-rank 1");
+        assert_eq!(both.to_string(), "hosts a and c both have --node-rank 1");
         let beyond = by_node_rank(&[&pages[0]], 1).unwrap_err();
-        assert_eq!(beyond, "host a has --node-rank 1, expected 0 to 0");
+        assert_eq!(
+            beyond.to_string(),
+            "host a has --node-rank 1, expected 0 to 0"
+        );
     }
 
     #[test]
@@ -127,7 +142,8 @@ mod tests {
             let pages = [told(0, "a", settings[0]), told(1, "b", settings[1])];
             let expect = expect.map(|text| format!("the nodes disagree: {text}"));
             for own in &pages {
-                assert_eq!(disagreement(own, &[&pages[0], &pages[1]]), expect);
+                let told = disagreement(own, &[&pages[0], &pages[1]]);
+                assert_eq!(told.map(|told| told.to_string()), expect);
             }
         };
         let two = Settings {

@@ -41,6 +41,8 @@ mod rules;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use paceline_words::{Lang, Text, Word, say};
+
 use self::members::{Cause, Gone};
 pub(crate) use self::rules::Rules;
 use super::arrange::{arrange, by_node_rank, disagreement};
@@ -134,17 +136,17 @@ pub(crate) enum Decision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wait {
     /// For people: the end of "waiting: ...".
-    pub(crate) why: &'static str,
+    pub(crate) why: Word,
     /// Ask again after so long; absent where only news can change the answer.
     pub(crate) left: Option<Duration>,
 }
 
 impl Wait {
-    fn for_news(why: &'static str) -> Decision {
+    fn for_news(why: Word) -> Decision {
         Decision::Wait(Self { why, left: None })
     }
 
-    fn at_most(left: Duration, why: &'static str) -> Decision {
+    fn at_most(left: Duration, why: Word) -> Decision {
         Decision::Wait(Self {
             why,
             left: Some(left),
@@ -163,8 +165,92 @@ pub(crate) enum Fence {
     NoQuorum,
 }
 
-const LEAVING: &str = "the ranks of a node that leaves are ending";
-const TOO_FEW: &str = "too few nodes are left";
+impl Fence {
+    /// For people; `is_outside` is whether the store is in etcd.
+    pub(crate) fn word(self, is_outside: bool) -> Word {
+        const NO_ETCD: Word = Word::new(
+            "etcd was not reached for too long",
+            "너무 오래 etcd에 연결하지 못함",
+        );
+        const ALONE: Word = Word::new(
+            "this node has lost the others",
+            "이 노드가 다른 노드와 연결이 끊김",
+        );
+        const STOPPED: Word = Word::new(
+            "this node was stopped for too long",
+            "이 노드가 너무 오래 정지되어 있었음",
+        );
+        const STOPPED_LEASE: Word = Word::new(
+            "this node was stopped for longer than its lease",
+            "이 노드가 리스보다 오래 정지되어 있었음",
+        );
+        const OUT_OF_SIGHT: Word = Word::new(
+            "most nodes of the round are out of sight",
+            "라운드의 노드가 대부분 보이지 않음",
+        );
+        match (self, is_outside) {
+            (Self::NoContact, true) => NO_ETCD,
+            (Self::NoContact, false) => ALONE,
+            (Self::WasAway, true) => STOPPED,
+            (Self::WasAway, false) => STOPPED_LEASE,
+            (Self::NoQuorum, _) => OUT_OF_SIGHT,
+        }
+    }
+}
+
+const OWN_RECORD: Word = Word::new(
+    "its own record is on the way to the store",
+    "이 노드의 기록이 스토어로 가는 중",
+);
+const MORE_MAY_COME: Word = Word::new("more nodes may come", "노드가 더 올 수 있음");
+const NOT_ALL_CAME: Word = Word::new("not all nodes have come", "아직 오지 않은 노드가 있음");
+const PORTS: Word = Word::new(
+    "the first node has not opened its ports",
+    "첫 노드가 아직 포트를 열지 않음",
+);
+const NOT_READY: Word = Word::new(
+    "not all nodes are ready for the round",
+    "라운드 준비가 안 된 노드가 있음",
+);
+const WHICH_FIRST: Word = Word::new(
+    "it is open which rank failed first",
+    "어느 랭크가 먼저 실패했는지 아직 모름",
+);
+const RANKS_RUN: Word = Word::new("the ranks run", "랭크가 실행 중");
+const MAY_COME_BACK: Word = Word::new(
+    "the node with the job's store may come back",
+    "작업의 스토어가 있는 노드가 돌아올 수 있음",
+);
+const MAY_STILL_RUN: Word = Word::new(
+    "the node with the lost store may still run its ranks",
+    "스토어를 잃은 노드의 랭크가 아직 실행 중일 수 있음",
+);
+const MAY_END: Word = Word::new(
+    "a rank that is blamed may end by itself",
+    "원인으로 지목된 랭크가 스스로 끝날 수 있음",
+);
+const OTHER_SETTINGS: Word = Word::new(
+    "a node with other settings has come, or has left its page behind",
+    "설정이 다른 노드가 왔거나 기록을 남겨 둠",
+);
+const NO_LAUNCHER: Word = Word::new("no launcher of the job answers", "응답하는 런처가 없음");
+const NO_STORE: Word = Word::new(
+    "the job's store does not answer",
+    "작업의 스토어가 응답하지 않음",
+);
+const NO_QUORUM: Word = Word::new(
+    "too few nodes of the last round are in sight",
+    "마지막 라운드의 노드가 너무 적게 보임",
+);
+const LEAVING: Word = Word::new(
+    "the ranks of a node that leaves are ending",
+    "떠나는 노드의 랭크가 끝나는 중",
+);
+const OTHERS_END: Word = Word::new(
+    "the ranks of other nodes end",
+    "다른 노드의 랭크가 끝나는 중",
+);
+const TOO_FEW: Word = Word::new("too few nodes are left", "남은 노드가 너무 적음");
 
 /// Decides.
 pub(crate) fn decide(known: &Known<'_>) -> Decision {
@@ -188,9 +274,7 @@ pub(crate) fn decide(known: &Known<'_>) -> Decision {
         (None, None) => known.gather(),
     };
     match lead {
-        Decision::Publish(_) if known.is_publishing => {
-            Wait::for_news("its own record is on the way to the store")
-        }
+        Decision::Publish(_) if known.is_publishing => Wait::for_news(OWN_RECORD),
         Decision::Wait(wait) => match known.record.and_then(|record| known.follow(record)) {
             Some(own) => own,
             None => Decision::Wait(wait),
@@ -280,7 +364,7 @@ impl Known<'_> {
     }
 
     /// Why this agent is in no round of the job: a member that lives has other settings.
-    fn why_not_in(&self, record: &Record) -> Option<String> {
+    fn why_not_in(&self, record: &Record) -> Option<Text> {
         let is_late =
             !matches!(record.phase, Phase::Ended(_)) && record.position(self.me).is_none();
         let is_member = |page: &&Page| record.position(page.id).is_some();
@@ -290,16 +374,16 @@ impl Known<'_> {
     }
 
     /// How this agent's settings and those of others differ.
-    fn disagreement(&self, others: &[&Page]) -> Option<String> {
+    fn disagreement(&self, others: &[&Page]) -> Option<Text> {
         disagreement(&self.page(self.me)?.page, others)
     }
 
     /// What keeps this side from deciding.
-    fn missing(&self) -> &'static str {
+    fn missing(&self) -> Word {
         match (self.is_attached, self.memory) {
-            (false, None) => "no launcher of the job answers",
-            (false, Some(_)) => "the job's store does not answer",
-            (true, _) => "too few nodes of the last round are in sight",
+            (false, None) => NO_LAUNCHER,
+            (false, Some(_)) => NO_STORE,
+            (true, _) => NO_QUORUM,
         }
     }
 
@@ -313,7 +397,7 @@ impl Known<'_> {
         if let (None, Some(refused), Some(why)) = (self.memory, self.refused, self.unreached) {
             let more = self.rules.refused_for().saturating_sub(refused);
             if more.is_zero() {
-                return Decision::End(Ending::Refused(why.to_owned()));
+                return Decision::End(Ending::Refused(Text::new(|_| why.to_owned())));
             }
             left = left.min(more);
         }
@@ -325,18 +409,38 @@ impl Known<'_> {
             None => {
                 let why = self.unreached.map(|why| format!(" ({why})"));
                 let why = why.unwrap_or_default();
-                Ending::TooFew(format!("no store was reached within {seconds:.0} s{why}"))
+                Ending::TooFew(Text::new(|lang| {
+                    say!(
+                        lang,
+                        "no store was reached within {seconds:.0} s{why}",
+                        "{seconds:.0}초 안에 스토어에 연결하지 못함{why}"
+                    )
+                }))
             }
             Some(_) if self.rules.outage.is_some() && !self.is_attached => {
-                Ending::Lost(format!("etcd was not reached within {seconds:.0} s"))
+                Ending::Lost(Text::new(|lang| {
+                    say!(
+                        lang,
+                        "etcd was not reached within {seconds:.0} s",
+                        "{seconds:.0}초 안에 etcd에 연결하지 못함"
+                    )
+                }))
             }
-            Some(_) if self.rules.outage.is_some() => Ending::Lost(format!(
-                "in {seconds:.0} s half of the last round's nodes did not come together"
-            )),
-            Some(_) => Ending::Lost(format!(
-                "the job's store was lost, and in {seconds:.0} s more than half of the last round's nodes did not come \
-                 together to replace it"
-            )),
+            Some(_) if self.rules.outage.is_some() => Ending::Lost(Text::new(|lang| {
+                say!(
+                    lang,
+                    "in {seconds:.0} s half of the last round's nodes did not come together",
+                    "{seconds:.0}초 안에 마지막 라운드의 노드가 절반도 모이지 않음"
+                )
+            })),
+            Some(_) => Ending::Lost(Text::new(|lang| {
+                say!(
+                    lang,
+                    "the job's store was lost, and in {seconds:.0} s more than half of the last round's nodes did not come \
+                     together to replace it",
+                    "작업의 스토어를 잃었고, {seconds:.0}초 안에 마지막 라운드의 노드가 과반으로 모이지 않아 대신하지 못함"
+                )
+            })),
         })
     }
 
@@ -348,8 +452,7 @@ impl Known<'_> {
         let here = self.pages.iter().filter(|seen| self.is_here(seen));
         let here: Vec<_> = here.map(|seen| &seen.page).collect();
         if self.disagreement(&here).is_some() {
-            let why = "a node with other settings has come, or has left its page behind";
-            return Wait::at_most(self.rules.beat_every(), why);
+            return Wait::at_most(self.rules.beat_every(), OTHER_SETTINGS);
         }
         let able = self.able(&[]);
         if self.rules.is_static {
@@ -366,9 +469,7 @@ impl Known<'_> {
                 let order = arrange(&[], &able, self.rules.nodes_max);
                 self.publish(self.forming(None, order, 0, Why::Start))
             }
-            Some(left) if able.len() >= self.rules.nodes_min => {
-                Wait::at_most(left, "more nodes may come")
-            }
+            Some(left) if able.len() >= self.rules.nodes_min => Wait::at_most(left, MORE_MAY_COME),
             _ => self.wait_for_more(able.len()),
         }
     }
@@ -376,7 +477,7 @@ impl Known<'_> {
     fn wait_for_more(&self, have: usize) -> Decision {
         let left = self.rules.join_timeout.saturating_sub(self.waited);
         if !left.is_zero() {
-            return Wait::at_most(left, "not all nodes have come");
+            return Wait::at_most(left, NOT_ALL_CAME);
         }
         let why = too_few(have, self.rules.nodes_min, self.rules.join_timeout);
         self.publish(self.ended(None, Ending::TooFew(why)))
@@ -425,20 +526,27 @@ impl Known<'_> {
                 }
             }
             let Some(State::Ready(_, ports)) = next.members.first().and_then(state) else {
-                return Wait::for_news("the first node has not opened its ports");
+                return Wait::for_news(PORTS);
             };
             next.phase = Phase::Running(*ports);
             return self.publish(next);
         }
         let left = self.rules.ready_timeout.saturating_sub(self.record_age);
         if !left.is_zero() {
-            return Wait::at_most(left, "not all nodes are ready for the round");
+            return Wait::at_most(left, NOT_READY);
         }
         let gone: Vec<_> = slow
             .into_iter()
             .map(|member| Gone {
                 id: member.id,
-                why: format!("host {} did not get ready", member.host),
+                why: Text::new(|lang| {
+                    let host = &member.host;
+                    say!(
+                        lang,
+                        "host {host} did not get ready",
+                        "호스트 {host}: 준비되지 않음"
+                    )
+                }),
                 is_able: false,
                 signal: None,
             })
@@ -468,8 +576,7 @@ impl Known<'_> {
                     let why = match blame.is_cut {
                         true => Why::Cut(blame.complaint),
                         false if !blame.left.is_zero() => {
-                            let why = "a rank that is blamed may end by itself";
-                            return Wait::at_most(blame.left, why);
+                            return Wait::at_most(blame.left, MAY_END);
                         }
                         false => Why::Hung(blame.complaint),
                     };
@@ -477,7 +584,7 @@ impl Known<'_> {
                 }
             }
             Cause::Wait(left) => {
-                return Wait::at_most(left, "it is open which rank failed first");
+                return Wait::at_most(left, WHICH_FIRST);
             }
             Cause::Found(report) => return self.after_failure(record, report),
         }
@@ -489,7 +596,7 @@ impl Known<'_> {
         }
         // A job that is about to end is not started anew for a newcomer.
         if done > 0 {
-            return Wait::for_news("the ranks run");
+            return Wait::for_news(RANKS_RUN);
         }
         if let Some(next) = self.admission(record).filter(|_| stop.is_none()) {
             return match self.has_quorum(record, &self.able(&[])) {
@@ -502,7 +609,7 @@ impl Known<'_> {
         }
         let is_full = record.members.len() >= self.rules.nodes_max;
         if self.rules.is_static || is_full || self.admits(record) {
-            return Wait::for_news("the ranks run");
+            return Wait::for_news(RANKS_RUN);
         }
         let room = self.rules.nodes_max - record.members.len();
         // The page of one that was just left out may still say that its ranks run.
@@ -518,8 +625,8 @@ impl Known<'_> {
                 let why = Why::Joined(newcomers.len().min(room));
                 self.reform(record, &[], why, record.restarts + price)
             }
-            Some(left) => Wait::at_most(left, "more nodes may come"),
-            None => Wait::for_news("the ranks run"),
+            Some(left) => Wait::at_most(left, MORE_MAY_COME),
+            None => Wait::for_news(RANKS_RUN),
         }
     }
 
@@ -542,7 +649,10 @@ impl Known<'_> {
     fn gave_up(&self, record: &Record, have: usize) -> Ending {
         let why = too_few(have, self.rules.nodes_min, self.rules.join_timeout);
         Ending::Lost(match &record.why {
-            Why::Lost(names) => format!("{}; {why}", names.join(", ")),
+            Why::Lost(names) => Text::new(|lang| {
+                let names = listed(names, lang);
+                format!("{names}; {}", why.of(lang))
+            }),
             _ => why,
         })
     }
@@ -559,7 +669,7 @@ impl Known<'_> {
                     signal,
                     step: self.stop(record).and_then(|stop| stop.step),
                 }),
-                None => Ending::Lost(words(gone).join(", ")),
+                None => Ending::Lost(Text::new(|lang| listed(&words(gone), lang))),
             };
             return self.publish(self.ended(Some(record), ending));
         }
@@ -627,11 +737,15 @@ impl Known<'_> {
         if self.rules.is_static {
             let left = self.rules.lease.saturating_sub(loss.since);
             if !left.is_zero() && !loss.is_proven {
-                return Wait::at_most(left, "the node with the job's store may come back");
+                return Wait::at_most(left, MAY_COME_BACK);
             }
-            return Decision::End(Ending::Lost(
-                "the node with the job's store is gone".to_owned(),
-            ));
+            return Decision::End(Ending::Lost(Text::new(|lang| {
+                say!(
+                    lang,
+                    "the node with the job's store is gone",
+                    "작업의 스토어가 있던 노드가 사라짐"
+                )
+            })));
         }
         let is_outside = self.rules.outage.is_some();
         // Any agent may begin in a store outside of the job: a record that is gone there is gone for all.
@@ -647,7 +761,7 @@ impl Known<'_> {
             (false, false) => return self.give_up_or_wait(),
         };
         if !left.is_zero() {
-            return Wait::at_most(left, "the node with the lost store may still run its ranks");
+            return Wait::at_most(left, MAY_STILL_RUN);
         }
         // A store that was used before may still hold pages of the dead.
         let mut able = self.able(&[]);
@@ -766,8 +880,14 @@ impl Known<'_> {
     }
 }
 
-fn words(gone: &[Gone]) -> Vec<String> {
+fn words(gone: &[Gone]) -> Vec<Text> {
     gone.iter().map(|gone| gone.why.clone()).collect()
+}
+
+/// Words about several nodes, with commas.
+pub(crate) fn listed(words: &[Text], lang: Lang) -> String {
+    let words: Vec<&str> = words.iter().map(|word| word.of(lang)).collect();
+    words.join(", ")
 }
 
 /// Whether to start this node's ranks in the round after `record` is no restart: none of them have failed, or the price was paid
@@ -790,9 +910,15 @@ fn is_taken_over(record: &Record) -> bool {
     record.taken_over && !matches!(record.phase, Phase::Running(_))
 }
 
-fn too_few(have: usize, need: usize, within: Duration) -> String {
+fn too_few(have: usize, need: usize, within: Duration) -> Text {
     let seconds = within.as_secs_f64();
-    format!("{have} of at least {need} nodes came within {seconds:.0} s")
+    Text::new(|lang| {
+        say!(
+            lang,
+            "{have} of at least {need} nodes came within {seconds:.0} s",
+            "{seconds:.0}초 안에 온 노드 {have}개, 최소 {need}개 필요"
+        )
+    })
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use paceline_rendezvous::page::Generation;
+use paceline_words::Text;
 
 use super::record::{AgentId, Complaint, Ending, Page, Places, Ports, Record, Report, RoundId};
 use crate::stop::Stop;
@@ -127,7 +128,7 @@ pub(crate) enum Order {
     GoOn {
         next: Generation,
         /// Why there is one, for people.
-        why: String,
+        why: Text,
     },
     /// They work on. The supervisor says which ranks there are.
     Stay,

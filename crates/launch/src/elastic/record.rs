@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use paceline_words::{Lang, Text, say};
 use serde::{Deserialize, Serialize};
 
 use super::clocks::Reading;
@@ -301,7 +302,7 @@ pub(crate) enum Why {
     /// Ranks that all live have lost each other.
     Cut(Complaint),
     /// Agents are gone; in words for people.
-    Lost(Vec<String>),
+    Lost(Vec<Text>),
     /// Agents have come: so many more nodes than before.
     Joined(usize),
     /// Processes wait for the others to admit them, or a node asks whether it may start some.
@@ -320,13 +321,13 @@ pub(crate) enum Ending {
     /// A rank failed and no restart was left.
     Failed(Box<Report>),
     /// Nodes are gone for good; in words for people.
-    Lost(String),
+    Lost(Text),
     /// Not enough nodes came; in words for people.
-    TooFew(String),
+    TooFew(Text),
     /// The agents' places or numbers of nodes contradict each other; in words for people.
-    Misplaced(String),
+    Misplaced(Text),
     /// This agent's token is not the job's; in words for people. It is never published.
-    Refused(String),
+    Refused(Text),
 }
 
 /// A failed rank, as its agent tells the others.
@@ -453,10 +454,11 @@ impl Page {
     }
 
     /// The node for people.
-    pub(crate) fn name(&self) -> String {
+    pub(crate) fn name(&self, lang: Lang) -> String {
+        let host = &self.host;
         match self.node_rank {
-            Some(rank) => format!("node {rank} on {}", self.host),
-            None => self.host.clone(),
+            Some(rank) => say!(lang, "node {rank} on {host}", "노드 {rank}({host})"),
+            None => host.clone(),
         }
     }
 

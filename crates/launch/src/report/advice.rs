@@ -139,7 +139,7 @@ fn of_code(code: i32, failure: &Failure, lang: Lang) -> String {
             lang,
             "the program chose this code and did not say why: look in it for an exit with {code}, or start one rank \
              under `strace -f -e trace=exit_group`",
-            "프로그램이 이유를 출력하지 않고 이 코드로 끝났습니다. 프로그램에서 종료 코드 {code}을(를) 쓰는 곳을 찾거나, 랭크 \
+            "프로그램이 이유를 출력하지 않고 이 코드로 끝났습니다. 프로그램에서 이 코드(종료 코드 {code})를 쓰는 곳을 찾거나, 랭크 \
              하나를 `strace -f -e trace=exit_group` 아래에서 실행하세요"
         );
     }

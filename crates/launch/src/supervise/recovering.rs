@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::Phase;
+use paceline_words::{Lang, Text, say};
 
 use super::{Stage, Supervisor};
 use crate::elastic::record::{Newcomer, Places};
 use crate::error_file;
 use crate::judge::Fault;
 use crate::recovery::{self, Due, Impossible, Mended, Next, Recovery};
-use crate::report::{Failure, count};
+use crate::report::{Failure, ranks_go_on};
 use crate::stop::Asked;
 use crate::worker::KILLED_ENDS_WITHIN;
 
@@ -41,8 +42,8 @@ impl Supervisor<'_> {
                 if is_new && failure.is_for_good().is_some() {
                     self.roster.start_no_more();
                 }
-                let incidents = self.incidents(&failure, lost);
-                self.publish(Some(failure.rank), &members, &incidents.join("; "));
+                let lost = self.lost(&failure, lost);
+                self.publish(Some(failure.rank), &members, &incidents(&lost));
                 Some(Instant::now())
             }
             Some(Ok(Next::Kill)) if !was_killed => {
@@ -56,7 +57,9 @@ impl Supervisor<'_> {
                 // A program without it that was not asked for it has nothing to say.
                 let is_asked = self.job.recovery == Recovery::Live;
                 if is_asked || (0..self.workers.states.len()).any(recovers) {
-                    self.seen.notes.push(format!("no live recovery: {why}"));
+                    let (lang, why) = (self.job.lang, why.text(self.job.lang));
+                    let note = say!(lang, "no live recovery: {why}", "실시간 복구 안 함: {why}");
+                    self.seen.notes.push(note);
                 }
                 self.fail(failure);
                 None
@@ -92,20 +95,32 @@ impl Supervisor<'_> {
         };
         let now = self.started.elapsed();
         self.mended = Some(Mended::again(self.mended, self.step(), now));
-        let name = |rank: usize| {
-            let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
-            format!("rank {global} (pid {pid})")
-        };
-        let cause = match because_of {
-            Some(other) => format!("{} lost {}, which lives", name(by), name(other)),
-            None => format!("{} lost the others, which live", name(by)),
+        let cause = |lang| {
+            let who = self.name(by, lang);
+            match because_of.map(|other| self.name(other, lang)) {
+                Some(other) => say!(
+                    lang,
+                    "{who} lost {other}, which lives",
+                    "{who}: {other} 쪽 연결이 끊김, 상대는 살아 있음"
+                ),
+                None => say!(
+                    lang,
+                    "{who} lost the others, which live",
+                    "{who}: 다른 랭크 쪽 연결이 모두 끊김, 상대는 살아 있음"
+                ),
+            }
         };
         let lost = lost.into_iter().filter_map(|rank| {
             let exit = self.workers.states[rank].exit?;
-            Some(self.describe(rank, exit.fault(), None, now).incident())
+            Some(self.describe(rank, exit.fault(), None, now))
         });
-        let incidents: Vec<String> = std::iter::once(cause).chain(lost).collect();
-        self.publish(None, &members, &incidents.join("; "));
+        let lost: Vec<Failure> = lost.collect();
+        let incidents = Text::new(|lang| {
+            let lost = lost.iter().map(|failure| failure.incident(lang));
+            let all: Vec<String> = std::iter::once(cause(lang)).chain(lost).collect();
+            all.join("; ")
+        });
+        self.publish(None, &members, &incidents);
         Some(Instant::now())
     }
 
@@ -132,8 +147,14 @@ impl Supervisor<'_> {
 
     /// Ends a rank that fails after the job is done, and those that wait for it. Their ends are no failures.
     fn end_without(&mut self, failure: &Failure, first: usize) -> Option<Instant> {
-        let (incident, first) = (failure.incident(), self.place.first_rank + first);
-        eprintln!("{incident}; rank {first} had said before that the job is done");
+        let lang = self.job.lang;
+        let (incident, first) = (failure.incident(lang), self.place.first_rank + first);
+        let line = say!(
+            lang,
+            "{incident}; rank {first} had said before that the job is done",
+            "{incident}; 그 전에 랭크 {first}에서 작업이 끝났다고 알림"
+        );
+        eprintln!("{line}");
         for (rank, state) in self.workers.states.iter_mut().enumerate() {
             state.is_out |= rank == failure.local_rank || state.waits_since.is_some();
         }
@@ -150,36 +171,50 @@ impl Supervisor<'_> {
             .for_each(|rank| self.workers.kill(rank));
     }
 
-    /// A sentence for each rank that was lost.
-    fn incidents(&self, failure: &Failure, lost: Vec<usize>) -> Vec<String> {
+    /// "rank 1 (pid 4711)".
+    fn name(&self, rank: usize, lang: Lang) -> String {
+        let (global, pid) = (self.place.first_rank + rank, self.workers.pid(rank));
+        say!(
+            lang,
+            "rank {global} (pid {pid})",
+            "랭크 {global}(pid {pid})"
+        )
+    }
+
+    /// What each rank that was lost has done.
+    fn lost(&self, failure: &Failure, lost: Vec<usize>) -> Vec<Failure> {
         let now = self.started.elapsed();
-        let incidents = lost.into_iter().map(|rank| {
+        let lost = lost.into_iter().map(|rank| {
             let exit = self.workers.states[rank].exit;
             match exit.filter(|_| rank != failure.local_rank) {
-                Some(exit) => self.describe(rank, exit.fault(), None, now).incident(),
-                None => failure.incident(),
+                Some(exit) => self.describe(rank, exit.fault(), None, now),
+                None => failure.clone(),
             }
         });
-        incidents.collect()
+        lost.collect()
     }
 
     /// Publishes the next generation, because of global rank `culprit` if it is one, and says on standard error why there is one.
-    pub(super) fn publish(&mut self, culprit: Option<usize>, members: &[usize], incidents: &str) {
+    pub(super) fn publish(&mut self, culprit: Option<usize>, members: &[usize], incidents: &Text) {
         self.page.end_generations(culprit);
         if let Some(first) = members.first() {
             self.output.show_first(*first);
         }
         let next = self.page.newest_generation().saturating_add(1);
-        self.page.explain_generation(next, incidents);
+        self.page.explain_generation(next, incidents.of(Lang::En));
         self.generation = self.page.publish_generation(members);
         self.invitation.clear();
         self.roster.go_on(members, &self.workers.states);
         self.mark_members();
-        let verb = if members.len() == 1 { "goes" } else { "go" };
-        let left = count(members.len(), "rank");
-        let mut incident = format!("{incidents}; {left} {verb} on");
+        let lang = self.job.lang;
+        let left = ranks_go_on(members.len(), false, lang);
+        let mut incident = format!("{}; {left}", incidents.of(lang));
         if self.roster.left() == 0 && self.roster.started() > 0 {
-            incident.push_str(", no restart is left for a replacement");
+            incident += &say!(
+                lang,
+                ", no restart is left for a replacement",
+                ", 대체 랭크를 시작할 재시작 횟수가 남지 않음"
+            );
         }
         eprintln!("{incident}");
     }
@@ -200,10 +235,15 @@ impl Supervisor<'_> {
 
     /// Invites the ranks of this node, which is the only one.
     fn invite(&mut self, members: &[usize]) {
-        let now = count(members.len(), "rank");
+        let lang = self.job.lang;
+        let now = ranks_go_on(members.len(), false, lang);
         let line = |rank: &usize| {
-            let (rank, pid) = (self.place.first_rank + rank, self.workers.pid(*rank));
-            format!("rank {rank} (pid {pid}) joins as a replacement; {now} go on")
+            let who = self.name(*rank, lang);
+            say!(
+                lang,
+                "{who} joins as a replacement; {now}",
+                "{who}: 대체 랭크로 합류; {now}"
+            )
         };
         self.invitation = self.roster.invited().iter().map(line).collect();
         self.page.invite_generation(members);
@@ -281,8 +321,13 @@ impl Supervisor<'_> {
         self.workers.states[rank].started = self.started.elapsed();
         if let Err(error) = started {
             self.roster.start_no_more();
-            let rank = self.place.first_rank + rank;
-            eprintln!("rank {rank} is not replaced: {error}");
+            let (lang, rank) = (self.job.lang, self.place.first_rank + rank);
+            let line = say!(
+                lang,
+                "rank {rank} is not replaced: {error}",
+                "랭크 {rank}: 대체하지 못함, {error}"
+            );
+            eprintln!("{line}");
         }
     }
 
@@ -305,7 +350,13 @@ impl Supervisor<'_> {
     /// Ends a replacement that does not get ready.
     fn kill_replacement(&self, rank: usize) {
         let failure = self.describe(rank, Fault::Stalled, None, self.started.elapsed());
-        eprintln!("replacement of {}; it is killed", failure.incident());
+        let incident = replacement_of(&failure, self.job.lang);
+        let line = say!(
+            self.job.lang,
+            "{incident}; it is killed",
+            "{incident}; 강제 종료함"
+        );
+        eprintln!("{line}");
         self.workers.kill(rank);
     }
 
@@ -319,24 +370,36 @@ impl Supervisor<'_> {
             self.roster.start_no_more();
         }
         let is_joining = self.roster.members().is_empty();
-        let incident = match is_joining {
-            true => format!("{}, before it had joined", failure.incident()),
-            false => format!("replacement of {}", failure.incident()),
-        };
+        let incident = Text::new(|lang| match is_joining {
+            true => {
+                let incident = failure.incident(lang);
+                say!(
+                    lang,
+                    "{incident}, before it had joined",
+                    "{incident}, 합류하기 전"
+                )
+            }
+            false => replacement_of(&failure, lang),
+        });
         // What was here of the lost rank's was removed when the replacement started.
         let error = (self.output.error_file(rank)).and_then(|path| error_file::read(&path));
-        let error = error.map_or(String::new(), |error| error.in_lines());
+        let error = error.map_or(String::new(), |error| error.in_lines(self.job.lang));
         if is_invited && !self.is_on_several_nodes() {
             let members = self.roster.members().to_vec();
             self.publish(Some(failure.rank), &members, &incident);
             eprint!("{error}");
             return;
         }
+        let lang = self.job.lang;
         let none_left = match self.roster.left() {
-            0 if !is_joining => "; no restart is left for another one",
-            _ => "",
+            0 if !is_joining => say!(
+                lang,
+                "; no restart is left for another one",
+                "; 다시 대체할 재시작 횟수가 남지 않음"
+            ),
+            _ => String::new(),
         };
-        eprintln!("{incident}{none_left}");
+        eprintln!("{}{none_left}", incident.of(lang));
         eprint!("{error}");
         if is_invited && !self.invitation.is_empty() {
             self.tell_of_loss(failure);
@@ -354,4 +417,17 @@ impl Supervisor<'_> {
             self.kill_outsiders();
         }
     }
+}
+
+/// A sentence for each of these.
+fn incidents(lost: &[Failure]) -> Text {
+    Text::new(|lang| {
+        let incidents = lost.iter().map(|failure| failure.incident(lang));
+        incidents.collect::<Vec<_>>().join("; ")
+    })
+}
+
+fn replacement_of(failure: &Failure, lang: Lang) -> String {
+    let incident = failure.incident(lang);
+    say!(lang, "replacement of {incident}", "대체 {incident}")
 }

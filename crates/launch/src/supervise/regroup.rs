@@ -19,11 +19,12 @@
 use std::time::Instant;
 
 use paceline_rendezvous::page::Generation;
+use paceline_words::{Lang, Text};
 
 use super::{Regrouping, Stage, Supervisor};
 use crate::elastic::record::Places;
 use crate::judge::Fault;
-use crate::report::{Failure, count};
+use crate::report::{Failure, ranks_go_on};
 use crate::worker::KILLED_ENDS_WITHIN;
 
 impl Supervisor<'_> {
@@ -95,8 +96,8 @@ impl Supervisor<'_> {
     }
 
     /// All nodes are ready. Those of its ranks that have died since are lost in this generation.
-    pub(super) fn go_on_in(&mut self, next: &Generation, why: &str) {
-        self.page.explain_generation(next.number, why);
+    pub(super) fn go_on_in(&mut self, next: &Generation, why: &Text) {
+        self.page.explain_generation(next.number, why.of(Lang::En));
         self.page.publish(next);
         self.generation = next.number;
         if let (0, Some(first)) = (next.first, next.members.first()) {
@@ -109,13 +110,9 @@ impl Supervisor<'_> {
         self.seen.lost = None;
         self.seen.complaints.clear();
         self.regrouping = None;
-        let what = match (next.is_held, next.world) {
-            (true, 1) => "waits for more nodes",
-            (true, _) => "wait for more nodes",
-            (false, 1) => "goes on",
-            (false, _) => "go on",
-        };
-        eprintln!("{why}; {} {what}", count(next.world, "rank"));
+        let lang = self.job.lang;
+        let (why, state) = (why.of(lang), ranks_go_on(next.world, next.is_held, lang));
+        eprintln!("{why}; {state}");
     }
 
     /// All nodes are ready to admit newcomers, and `replacements` processes may have been started here by now. The ranks work on

@@ -1,6 +1,7 @@
 //! Ends ranks: by signals, by orders of the coordinator, and after a failure.
 
 use paceline_rendezvous::page::Revocation;
+use paceline_words::say;
 use rustix::process::Signal;
 
 use super::{Stage, Supervisor};
@@ -133,7 +134,12 @@ impl Supervisor<'_> {
             return self.stop(Signal::from_named_raw(asked.signal).unwrap_or(Signal::TERM));
         }
         let signal = signals::name(asked.signal);
-        eprintln!("{signal}: stopping after this step; once more to stop at once without saving");
+        let line = say!(
+            self.job.lang,
+            "{signal}: stopping after this step; once more to stop at once without saving",
+            "{signal}: 이 스텝을 마치고 중단; 한 번 더 보내면 저장하지 않고 바로 중단"
+        );
+        eprintln!("{line}");
         self.enter(Stage::Stopping, self.job.grace);
     }
 
@@ -144,10 +150,21 @@ impl Supervisor<'_> {
         if !asked.on_page {
             self.pass_on(asked.signal);
         }
-        if is_first && asked.on_page {
-            eprintln!("{signal}: stopping after this step");
-        } else if is_first {
-            eprintln!("{signal}: passed on to the ranks");
+        if is_first {
+            let lang = self.job.lang;
+            let line = match asked.on_page {
+                true => say!(
+                    lang,
+                    "{signal}: stopping after this step",
+                    "{signal}: 이 스텝을 마치고 중단"
+                ),
+                false => say!(
+                    lang,
+                    "{signal}: passed on to the ranks",
+                    "{signal}: 랭크에 전달함"
+                ),
+            };
+            eprintln!("{line}");
         }
     }
 
@@ -168,8 +185,10 @@ impl Supervisor<'_> {
             let rank = self.place.first_rank + rank;
             let (pid, grace) = (worker.pid(), self.job.grace.as_secs_f64());
             let asked = signals::name(self.seen.asked.map_or(libc::SIGTERM, |asked| asked.signal));
-            self.seen.notes.push(format!(
-                "rank {rank} (pid {pid}) did not end within {grace} s of {asked} and was killed"
+            self.seen.notes.push(say!(
+                self.job.lang,
+                "rank {rank} (pid {pid}) did not end within {grace} s of {asked} and was killed",
+                "랭크 {rank}(pid {pid}): {asked} 후 {grace}초 안에 끝나지 않아 강제 종료함"
             ));
         }
         self.kill()

@@ -454,7 +454,8 @@ fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure>
     if !is_nccl || config.nproc_per_node == 1 {
         return Ok(Vec::new());
     }
-    let choice = p2p::require_nccl().and_then(|()| p2p::choose(&Default::default()));
+    let lang = lang(config.lang.as_deref().and_then(Lang::named));
+    let choice = p2p::require_nccl().and_then(|()| p2p::choose(&Default::default(), lang));
     let choice = choice.map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
     for line in &choice.lines {
         warn(line);

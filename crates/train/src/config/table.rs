@@ -579,6 +579,6 @@ settings! {
         .local().needs(Need::Launcher);
     usage_svg: Option<PathBuf> = row(USAGE, Kind::Path, "Draw utilisation over time as SVG").local().needs(Need::Launcher);
     lang: Option<String> = row(USAGE, Kind::Optional(&Kind::Word(&Lang::NAMES)),
-        "Language of the usage summary and picture, and of the report of a failure")
+        "Language of the usage summary and picture, of notices, and of the report of a failure")
         .unset("the locale's, else en").local().needs(Need::Launcher);
 }

@@ -3,16 +3,22 @@
 use paceline_doctor::links::Judgement;
 use paceline_gpu::columns::aligned;
 use paceline_nccl::pairs::{Link, LinkReport, Outcome};
+use paceline_words::{Lang, say};
 
 /// Devices, a matrix for each way, and the findings.
-pub(super) fn of(report: &LinkReport, judgement: &Judgement) -> String {
-    let count = report.devices.len();
-    let mut text = format!(
-        "{count} {}, driver for CUDA {}, copies of {} MiB\n\n",
-        if count == 1 { "device" } else { "devices" },
+pub(super) fn of(report: &LinkReport, judgement: &Judgement, lang: Lang) -> String {
+    let (count, cuda, size) = (
+        report.devices.len(),
         report.cuda,
-        report.message_bytes >> 20
+        report.message_bytes >> 20,
     );
+    let devices = if count == 1 { "device" } else { "devices" };
+    let mut text = match lang {
+        Lang::En => {
+            format!("{count} {devices}, driver for CUDA {cuda}, copies of {size} MiB\n\n")
+        }
+        Lang::Ko => format!("장치 {count}개, CUDA {cuda}용 드라이버, 복사 크기 {size} MiB\n\n"),
+    };
     let rows = report.devices.iter().enumerate();
     let rows = rows.map(|(number, place)| {
         vec![
@@ -23,18 +29,35 @@ pub(super) fn of(report: &LinkReport, judgement: &Judgement) -> String {
     });
     text.push_str(&aligned(&rows.collect::<Vec<_>>()));
     if report.links.is_empty() {
-        text.push_str("\nnothing to test between fewer than two devices\n");
+        text += &say!(
+            lang,
+            "\nnothing to test between fewer than two devices\n",
+            "\n장치가 둘보다 적어 시험할 것이 없음\n"
+        );
         return text;
     }
-    text.push_str("\npeer-to-peer, GB/s from row to column\n");
+    text += &say!(
+        lang,
+        "\npeer-to-peer, GB/s from row to column\n",
+        "\nP2P 직접 통신, 행에서 열로 GB/s\n"
+    );
     text.push_str(&matrix(report, |link| &link.peer));
-    text.push_str("\nthrough the host's memory, GB/s from row to column\n");
+    text += &say!(
+        lang,
+        "\nthrough the host's memory, GB/s from row to column\n",
+        "\n호스트 메모리 경유, 행에서 열로 GB/s\n"
+    );
     text.push_str(&matrix(report, |link| &link.host));
     text.push('\n');
     if judgement.findings.is_empty() {
-        text.push_str("all links work: nothing has to be set\n");
+        text += &say!(
+            lang,
+            "all links work: nothing has to be set\n",
+            "모든 연결이 동작함: 설정할 것 없음\n"
+        );
     }
-    let findings: Vec<String> = judgement.findings.iter().map(ToString::to_string).collect();
+    let findings = judgement.findings.iter();
+    let findings: Vec<String> = findings.map(|finding| finding.text(lang)).collect();
     text.push_str(&findings.join("\n"));
     for (name, value) in &judgement.variables {
         text.push_str(&format!("\n{name}={value}\n"));

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::*;
-use crate::local::tests::found;
+use crate::local::tests::{found, noted};
 use crate::nodes::Measured;
 use crate::nodes::card::tests::card;
 
@@ -67,9 +67,7 @@ fn tell(cluster: &mut Nodes, from: usize, told: &[Told<'_>]) {
 }
 
 fn said_about(cluster: &Nodes) -> Notes {
-    let mut notes = Notes::default();
-    judge(cluster, 60, &mut notes);
-    notes
+    noted(|notes| judge(cluster, 60, notes))
 }
 
 fn check(cluster: &Nodes, expect: &[&str]) {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use paceline_words::say;
+
 use super::{Agent, Link, Ranks};
 use crate::elastic::messages::{Answer, Command, Found};
 use crate::elastic::record::{AgentId, Page, Record, State};
@@ -77,7 +79,11 @@ impl Agent {
                 Answer::Refused => self.on_refused(now, &found.store),
                 Answer::Unresolved(what) => {
                     let seconds = self.rules.join_timeout.as_secs();
-                    let text = format!("{what}; still trying (gives up after {seconds} s)");
+                    let text = say!(
+                        self.rules.lang,
+                        "{what}; still trying (gives up after {seconds} s)",
+                        "{what}; 계속 시도 중({seconds}초 뒤 포기)"
+                    );
                     self.warn_once(text, commands);
                 }
                 Answer::WrongToken(what) | Answer::Stranger(what) => {
@@ -138,16 +144,24 @@ impl Agent {
 
     pub(super) fn warn_once(&mut self, text: String, commands: &mut Vec<Command>) {
         if self.warned.len() < WARNINGS_MAX && self.warned.insert(text.clone()) {
-            commands.push(Command::Notice(format!("warning: {text}")));
+            commands.push(Command::Notice(say!(
+                self.rules.lang,
+                "warning: {text}",
+                "경고: {text}"
+            )));
         }
     }
 
     fn outage_notice(&self, what: &str) -> String {
+        let lang = self.rules.lang;
         let then = match (self.ranks, self.rules.outage) {
-            (Ranks::Live(_), Some(outage)) => {
-                format!("the ranks run on without it for {} s", outage.as_secs())
-            }
-            _ => "it is tried again".to_owned(),
+            (Ranks::Live(_), Some(outage)) => say!(
+                lang,
+                "the ranks run on without it for {} s",
+                "랭크는 그것 없이 {}초 동안 계속함",
+                outage.as_secs()
+            ),
+            _ => say!(lang, "it is tried again", "다시 시도함"),
         };
         format!("{what}; {then}")
     }
@@ -155,12 +169,17 @@ impl Agent {
     /// Tells people that a store outside of the job is back, if they were told that it was gone.
     pub(super) fn end_outage(&mut self, now: Duration, commands: &mut Vec<Command>) {
         if std::mem::take(&mut self.has_told_outage) {
+            let lang = self.rules.lang;
             let text = match self.lost {
                 Some((since, _)) => {
                     let seconds = now.saturating_sub(since).as_secs_f64();
-                    format!("etcd is back after {seconds:.1} s")
+                    say!(
+                        lang,
+                        "etcd is back after {seconds:.1} s",
+                        "{seconds:.1}초 만에 etcd가 돌아옴"
+                    )
                 }
-                None => "etcd answers now".to_owned(),
+                None => say!(lang, "etcd answers now", "이제 etcd가 응답함"),
             };
             commands.push(Command::Notice(text));
         }

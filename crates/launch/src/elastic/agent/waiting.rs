@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use paceline_words::{Lang, Word, say};
+
 use super::{Agent, Ranks};
 use crate::elastic::messages::Command;
 use crate::elastic::record::{Page, Phase, State};
@@ -25,7 +27,7 @@ impl Agent {
     pub(super) fn tell_waiting(
         &mut self,
         now: Duration,
-        why: &str,
+        why: Word,
         commands: &mut Vec<Command>,
     ) -> Duration {
         let is_idle = self.ranks == Ranks::None && self.signal.is_none() && self.over.is_none();
@@ -51,35 +53,47 @@ impl Agent {
     }
 
     /// What this node waits for, if it waits for other nodes.
-    fn waits_for(&self, why: &str) -> Option<String> {
-        if self.pages.is_empty() {
+    fn waits_for(&self, why: Word) -> Option<String> {
+        let (lang, why) = (self.rules.lang, why.of(self.rules.lang));
+        let what = if self.pages.is_empty() {
             // The reason names the address itself.
             let place = match &self.unreached {
                 Some(reason) if self.is_warned_of(reason) => return None,
                 Some(reason) => format!("({reason})"),
-                None => format!("at {}", self.candidates().join(", ")),
+                None => {
+                    let places = self.candidates().join(", ");
+                    say!(lang, "at {places}", "({places} 확인 중)")
+                }
             };
-            return Some(format!("waiting: {why} {place}"));
-        }
-        match self.current() {
-            None => Some(format!(
-                "waiting: {}; the launchers meet at {}{}",
-                self.attendance(),
-                self.endpoint,
-                self.rules.endpoint_note
-            )),
-            Some(record) if record.phase == Phase::Short => {
-                Some(format!("waiting: {why}, {}", self.attendance()))
+            format!("{why} {place}")
+        } else {
+            match self.current() {
+                None => {
+                    let (here, endpoint) = (self.attendance(), &self.endpoint);
+                    let note = self.rules.endpoint_note;
+                    say!(
+                        lang,
+                        "{here}; the launchers meet at {endpoint}{note}",
+                        "{here}; 런처가 만나는 곳: {endpoint}{note}"
+                    )
+                }
+                Some(record) if record.phase == Phase::Short => {
+                    format!("{why}, {}", self.attendance())
+                }
+                Some(record) if record.position(self.page.id).is_none() => {
+                    let (nodes, most) = (record.members.len(), self.rules.nodes_max);
+                    match lang {
+                        Lang::En => {
+                            let most = count(most, "node");
+                            format!("the job runs on {nodes} of at most {most}")
+                        }
+                        Lang::Ko => format!("작업이 최대 {most}개 중 {nodes}개의 노드에서 실행 중"),
+                    }
+                }
+                Some(_) => return None,
             }
-            Some(record) if record.position(self.page.id).is_none() => {
-                let (nodes, most) = (record.members.len(), self.rules.nodes_max);
-                Some(format!(
-                    "waiting: the job runs on {nodes} of at most {}",
-                    count(most, "node")
-                ))
-            }
-            Some(_) => None,
-        }
+        };
+        Some(say!(lang, "waiting: {what}", "대기 중: {what}"))
     }
 
     /// Which nodes are here and which are missing.
@@ -88,36 +102,48 @@ impl Agent {
         let mut here: Vec<_> = self.pages.iter().filter(|page| !gone(page)).collect();
         here.sort_by_key(|page| (page.node_rank, page.joined));
         let (min, max) = (self.rules.nodes_min, self.rules.nodes_max);
+        let lang = self.rules.lang;
         let wanted = match (self.rules.is_static, min == max) {
             (true, _) | (_, true) => max.to_string(),
+            _ if lang == Lang::Ko => format!("{min}~{max}"),
             _ => format!("{min} to {max}"),
         };
-        let names = some_of(here.iter().map(|page| page.name()));
+        let names = some_of(here.iter().map(|page| page.name(lang)), lang);
         let have = if here.len() == 1 { "has" } else { "have" };
         let missing = if self.rules.is_static {
             let is_here = |rank: &usize| here.iter().any(|page| page.node_rank == Some(*rank));
             let missing = (0..max).filter(|rank| !is_here(rank));
-            some_of(missing.map(|rank| format!("node {rank}")))
+            let name = |rank: usize| say!(lang, "node {rank}", "노드 {rank}");
+            some_of(missing.map(name), lang)
         } else {
             match min.saturating_sub(here.len()) {
                 0 => String::new(),
-                missing => format!("at least {missing}"),
+                missing => say!(lang, "at least {missing}", "최소 {missing}개"),
             }
         };
         let here = here.len();
+        let joined = match lang {
+            Lang::En => format!("{here} of {wanted} nodes {have} joined ({names})"),
+            Lang::Ko => format!("노드 {wanted}개 중 {here}개가 옴({names})"),
+        };
         match missing.as_str() {
-            "" => format!("{here} of {wanted} nodes {have} joined ({names})"),
-            _ => format!("{here} of {wanted} nodes {have} joined ({names}), missing: {missing}"),
+            "" => joined,
+            _ => say!(
+                lang,
+                "{joined}, missing: {missing}",
+                "{joined}, 오지 않음: {missing}"
+            ),
         }
     }
 }
 
 /// A list with commas that stays readable with a thousand nodes.
-fn some_of(names: impl Iterator<Item = String>) -> String {
+fn some_of(names: impl Iterator<Item = String>, lang: Lang) -> String {
     let names: Vec<_> = names.collect();
     let mut text = names[..names.len().min(NAMED_MAX)].join(", ");
     if names.len() > NAMED_MAX {
-        text.push_str(&format!(" and {} more", names.len() - NAMED_MAX));
+        let more = names.len() - NAMED_MAX;
+        text += &say!(lang, " and {more} more", " 외 {more}개");
     }
     text
 }
@@ -150,9 +176,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn says(agent: &mut Agent, at: u64, why: &str) -> Option<String> {
+    fn says(agent: &mut Agent, at: u64) -> Option<String> {
+        let seeking = Word::new("no launcher of the job answers", "응답하는 런처가 없음");
         let mut commands = Vec::new();
-        agent.tell_waiting(Duration::from_secs(at), why, &mut commands);
+        agent.tell_waiting(Duration::from_secs(at), seeking, &mut commands);
         commands.pop().map(|command| match command {
             Command::Notice(text) => text,
             other => panic!("{other:?}"),
@@ -162,37 +189,39 @@ mod tests {
     #[test]
     fn a_wait_is_told_after_a_while_and_again_when_it_changes() {
         let mut agent = agent((3, 3), true);
-        let seeking = "no launcher of the job answers";
-        assert_eq!(says(&mut agent, 0, seeking), None);
+        assert_eq!(says(&mut agent, 0), None);
         assert_eq!(
-            says(&mut agent, 2, seeking).as_deref(),
+            says(&mut agent, 2).as_deref(),
             Some("waiting: no launcher of the job answers at node0:29501")
         );
         agent.link = Link::At("node0:29501".to_owned());
         agent.pages = vec![page(2, "b", Some(0)), page(1, "a", Some(1))];
-        assert_eq!(says(&mut agent, 3, ""), None, "not so soon");
+        assert_eq!(says(&mut agent, 3), None, "not so soon");
         let expect = "waiting: 2 of 3 nodes have joined (node 0 on b, node 1 on a), missing: node 2; the launchers meet at \
                       node0:29501";
-        assert_eq!(says(&mut agent, 4, "").as_deref(), Some(expect));
-        assert_eq!(says(&mut agent, 60, ""), None, "it has not changed");
+        assert_eq!(says(&mut agent, 4).as_deref(), Some(expect));
+        assert_eq!(says(&mut agent, 60), None, "it has not changed");
+        agent.rules.lang = Lang::Ko;
+        let expect = "대기 중: 노드 3개 중 2개가 옴(노드 0(b), 노드 1(a)), 오지 않음: 노드 2; 런처가 만나는 곳: node0:29501";
+        assert_eq!(says(&mut agent, 70).as_deref(), Some(expect));
     }
 
     #[test]
     fn nodes_without_numbers_are_counted() {
         let mut agent = agent((2, 4), false);
         agent.pages = vec![page(1, "a", None)];
-        says(&mut agent, 0, "");
+        says(&mut agent, 0);
         let expect = "waiting: 1 of 2 to 4 nodes has joined (a), missing: at least 1; the launchers meet at node0:29501";
-        assert_eq!(says(&mut agent, 2, "").as_deref(), Some(expect));
+        assert_eq!(says(&mut agent, 2).as_deref(), Some(expect));
         agent.pages.push(page(2, "b", None));
         let expect =
             "waiting: 2 of 2 to 4 nodes have joined (a, b); the launchers meet at node0:29501";
-        assert_eq!(says(&mut agent, 5, "").as_deref(), Some(expect));
+        assert_eq!(says(&mut agent, 5).as_deref(), Some(expect));
     }
 
     #[test]
     fn a_thousand_names_are_cut_short() {
-        let text = some_of((0..10).map(|node| node.to_string()));
+        let text = some_of((0..10).map(|node| node.to_string()), Lang::En);
         assert_eq!(text, "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }
 }

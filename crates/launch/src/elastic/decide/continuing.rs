@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::members::Gone;
-use super::{Decision, Known, TOO_FEW, Wait};
+use super::{Decision, Known, OTHERS_END, TOO_FEW, Wait};
 use crate::elastic::arrange::arrange;
 use crate::elastic::record::{
     AgentId, Ending, Member, Page, Phase, Record, Report, RoundId, State, Why,
@@ -292,7 +292,7 @@ impl Known<'_> {
                 let ending = self.stop(record).map_or(Ending::Finished, Ending::Stopped);
                 Some(self.publish(self.ended(Some(record), ending)))
             }
-            _ => Some(Wait::for_news("the ranks of other nodes end")),
+            _ => Some(Wait::for_news(OTHERS_END)),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use paceline_words::{Text, say};
+
 use super::{Known, Seen};
 use crate::elastic::clocks::{Moment, micros};
 use crate::elastic::record::{AgentId, Complaint, Member, Phase, Record, Report, State, Why};
@@ -15,7 +17,7 @@ const ALSO_MAX: usize = 8;
 #[derive(Debug)]
 pub(super) struct Gone {
     pub(super) id: AgentId,
-    pub(super) why: String,
+    pub(super) why: Text,
     pub(super) is_able: bool,
     /// The signal that it was asked to leave by.
     pub(super) signal: Option<i32>,
@@ -68,18 +70,25 @@ impl Known<'_> {
 
     fn gone(&self, record: &Record, member: &Member) -> Option<Gone> {
         let (id, host) = (member.id, &member.host);
-        let gone = |why: String| Gone {
+        let gone = |why: Text| Gone {
             id,
             why,
             is_able: false,
             signal: None,
         };
+        let left = || Text::new(|lang| say!(lang, "host {host} has left", "호스트 {host}: 떠남"));
         let Some(seen) = self.page(id) else {
-            return Some(gone(format!("host {host} has left")));
+            return Some(gone(left()));
         };
         let cut_off = || Gone {
             is_able: true,
-            ..gone(format!("host {host} was cut off for a while"))
+            ..gone(Text::new(|lang| {
+                say!(
+                    lang,
+                    "host {host} was cut off for a while",
+                    "호스트 {host}: 한동안 연결이 끊김"
+                )
+            }))
         };
         let is_running = matches!(record.phase, Phase::Running(_));
         let silent = seen.ages.silent;
@@ -89,17 +98,33 @@ impl Known<'_> {
                 Gone {
                     // An agent that cannot go on ends itself by SIGKILL.
                     signal: Some(*signal).filter(|signal| *signal != libc::SIGKILL),
-                    ..gone(format!("host {host} was stopped by {name}"))
+                    ..gone(Text::new(|lang| {
+                        say!(
+                            lang,
+                            "host {host} was stopped by {name}",
+                            "호스트 {host}: {name}에 의해 중단됨"
+                        )
+                    }))
                 }
             }
-            State::Left(None) => gone(format!("host {host} has left")),
+            State::Left(None) => gone(left()),
             State::Done(round) if *round == record.id || record.is_invitation() => return None,
-            _ if self.dead.contains(&id) => gone(format!("the agent on host {host} is gone")),
+            _ if self.dead.contains(&id) => gone(Text::new(|lang| {
+                say!(
+                    lang,
+                    "the agent on host {host} is gone",
+                    "호스트 {host}: 에이전트가 사라짐"
+                )
+            })),
             _ if silent >= self.rules.lease => {
                 let seconds = silent.as_secs_f64();
-                gone(format!(
-                    "host {host} has given no sign of life for {seconds:.1} s"
-                ))
+                gone(Text::new(|lang| {
+                    say!(
+                        lang,
+                        "host {host} has given no sign of life for {seconds:.1} s",
+                        "호스트 {host}: {seconds:.1}초 동안 신호 없음"
+                    )
+                }))
             }
             state if is_running && state.round() != Some(record.id) => cut_off(),
             State::Idle if record.is_invitation() && seen.page.joins.is_none() => cut_off(),

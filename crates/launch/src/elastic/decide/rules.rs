@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use paceline_words::Lang;
+
 use crate::elastic::record::{Record, Settings};
 
 /// Settings of one agent.
@@ -30,6 +32,8 @@ pub(crate) struct Rules {
     pub(crate) notice_after: Duration,
     /// What follows the endpoint in that notice: where it comes from, if nobody named it.
     pub(crate) endpoint_note: &'static str,
+    /// The language of notices.
+    pub(crate) lang: Lang,
 }
 
 impl Rules {
@@ -111,6 +115,7 @@ mod tests {
                 outage: None,
                 notice_after: Duration::from_secs(2),
                 endpoint_note: "",
+                lang: Lang::En,
             }
         }
     }

@@ -347,6 +347,7 @@ fn a_job_that_waits_for_more_nodes_trains_no_further_and_ends_after_its_time() {
             let Exit::Job(Ending::Lost(why)) = exit else {
                 panic!("seed {seed}: {exit:?}");
             };
+            let why = why.to_string();
             assert!(why.ends_with("2 of at least 3 nodes came within 60 s"));
         }
     }
@@ -683,10 +684,13 @@ fn nodes_that_do_not_come_end_the_job_with_a_clear_word() {
     let arrivals = [(0, Duration::ZERO), (1, ms(100))];
     let mut world = World::new(7, rules(3, 4), WORK, &arrivals);
     world.run(ms(120_000));
-    let expect = Exit::Job(Ending::TooFew(
-        "2 of at least 3 nodes came within 60 s".into(),
-    ));
-    assert_eq!(world.exits(), [&expect, &expect]);
+    assert_eq!(world.exits().len(), 2);
+    for exit in world.exits() {
+        let Exit::Job(Ending::TooFew(why)) = exit else {
+            panic!("{exit:?}");
+        };
+        assert_eq!(why.to_string(), "2 of at least 3 nodes came within 60 s");
+    }
 }
 
 #[test]
@@ -704,7 +708,8 @@ fn a_static_job_ends_when_a_node_is_lost() {
             panic!("{exit:?}");
         };
         assert!(
-            why.starts_with("host h2 has given no sign of life for 3."),
+            why.to_string()
+                .starts_with("host h2 has given no sign of life for 3."),
             "{why}"
         );
     }
