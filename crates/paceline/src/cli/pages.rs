@@ -41,8 +41,12 @@ fn blocks() -> Vec<Block> {
 fn command(line: &str) -> Option<Vec<String>> {
     let line = line.split(" #").next().unwrap_or(line);
     let words: Vec<&str> = line.split_whitespace().collect();
-    let is_program = |word: &&str| ["paceline", "target/debug/paceline"].contains(word);
-    let at = words.iter().position(is_program)?;
+    let is_program = |at: &usize| {
+        // The backend of torch.distributed has the name of the program.
+        let is_value = *at > 0 && words[at - 1] == "--backend";
+        ["paceline", "target/debug/paceline"].contains(&words[*at]) && !is_value
+    };
+    let at = (0..words.len()).find(is_program)?;
     let ends = |word: &&&str| !["|", ">", "2>", "&&", "&", ";"].contains(*word);
     let words = words[at..].iter().take_while(ends);
     Some(
