@@ -65,22 +65,20 @@ fn a_training_job_repairs_flipped_bits_and_says_which_rank_had_them() {
 
 #[test]
 fn a_training_job_survives_every_kind_of_fault() {
-    let deadly = "kill,abort,exit,memory,agent";
-    let all = format!("{deadly},stop,slow,cut,stall");
-    for (transport, faults, kills) in [("tcp", &*all, 9), ("shm", deadly, 5)] {
-        let folder = tempdir().expect("a folder");
-        let reference =
-            format!("--reference={PACELINE} train --run-dir whole {JOB} --nproc-per-node 2");
-        let options = format!("--kills {kills} --faults {faults} --hold-seconds 0.2");
-        let options: Vec<&str> = options.split(' ').chain(["--resume", &reference]).collect();
-        let job = format!("train --run-dir run --resume auto {JOB} {LIVE} --transport {transport}");
-        let (ended, report) = chaos(folder.path(), &options, &job);
-        ended.is_well();
-        assert_eq!(report["survived"], true, "{report}");
-        // Its only launcher was killed once.
-        assert_eq!(report["resumed"], 1, "{report}");
-        let told = paceline(folder.path(), "ledger verify run");
-        let proof = "epochs    1 to 6: each of 1437 samples was used exactly once";
-        assert!(told.is_well().out.contains(proof), "{}", told.out);
-    }
+    let folder = tempdir().expect("a folder");
+    let reference =
+        format!("--reference={PACELINE} train --run-dir whole {JOB} --nproc-per-node 2");
+    // Over shared memory ranks are lost in the tests of recovery.
+    let faults = "kill,abort,exit,memory,agent,stop,slow,cut,stall";
+    let options = format!("--kills 9 --faults {faults} --hold-seconds 0.2");
+    let options: Vec<&str> = options.split(' ').chain(["--resume", &reference]).collect();
+    let job = format!("train --run-dir run --resume auto {JOB} {LIVE} --transport tcp");
+    let (ended, report) = chaos(folder.path(), &options, &job);
+    ended.is_well();
+    assert_eq!(report["survived"], true, "{report}");
+    // Its only launcher was killed once.
+    assert_eq!(report["resumed"], 1, "{report}");
+    let told = paceline(folder.path(), "ledger verify run");
+    let proof = "epochs    1 to 6: each of 1437 samples was used exactly once";
+    assert!(told.is_well().out.contains(proof), "{}", told.out);
 }
