@@ -31,7 +31,7 @@ pub use self::args::ChaosArgs;
 pub(crate) use self::args::{command, read};
 
 /// Lines of the program's errors that are shown when it has failed.
-const LINES_SHOWN: usize = 20;
+const LINES_SHOWN: usize = 40;
 
 /// Runs the program, undisturbed first if that was asked for, and prints what became of it.
 ///
