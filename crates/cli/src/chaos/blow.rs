@@ -316,7 +316,8 @@ mod tests {
     fn bash(script: &str) -> Child {
         let mut command = Command::new("bash");
         let command = command.args(["-c", script]).stdin(Stdio::piped());
-        command.stderr(Stdio::null()).spawn().expect("bash")
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().expect("bash")
     }
 
     #[test]
@@ -332,7 +333,10 @@ mod tests {
     #[test]
     fn a_process_gets_no_memory_until_the_limit_is_lifted() {
         for is_limited in [true, false] {
-            let mut program = bash("read x; exec sleep 0");
+            let mut program = bash("echo; read x; exec sleep 0");
+            // Without memory it would not start.
+            let mut started = program.stdout.take().expect("piped");
+            started.read_exact(&mut [0]).expect("a line");
             let held =
                 hit(&strike(Fault::Memory), program.id(), || true, || None).expect("it runs");
             let held = held.filter(|_| is_limited);
