@@ -14,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::page::{Activity, Generation, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, NOTICE_AFTER, Store as _, StoreError};
 
@@ -626,12 +627,6 @@ impl<'a> Forming<'a> {
         let wanted = self.options.transport.name();
         Error::Transport { wanted, reason }
     }
-}
-
-/// What this machine is called.
-pub(crate) fn nodename() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }
 
 /// FNV-1a: the same number in every build, which the standard library's hashers do not promise.

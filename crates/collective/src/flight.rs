@@ -32,6 +32,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::token::Token;
 use parking_lot::Mutex;
 
@@ -43,7 +44,6 @@ pub use self::record::{
 };
 use self::record::{GROUPS_MAX, RECORDS_MAX};
 pub(crate) use self::ring::{Entry, Membership, Partner, Recorder};
-use crate::bootstrap::nodename;
 use crate::error::Error;
 
 /// Operations that each group's recorder keeps unless `PACELINE_FLIGHT_RECORDS` says otherwise.

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::page::JobPage;
 
-use crate::bootstrap;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, Shown, segment_bytes};
@@ -30,7 +30,7 @@ fn statuses(generation: u32, started: &[usize]) -> Result<Vec<Arc<Status>>, Erro
     let world = started.len();
     let page = JobPage::private(world).map_err(Arc::new)?;
     let pid = std::process::id();
-    let host = bootstrap::nodename();
+    let host = nodename();
     let peer = |(rank, started): (usize, &usize)| PeerInfo {
         host: host.clone(),
         pid,

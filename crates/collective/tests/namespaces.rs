@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use paceline_collective::{AllReduce, GroupOptions, ProcessGroup, ReduceOp};
 use paceline_rendezvous::env::{WorkerEnv, worker_vars};
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::token::Token;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
@@ -77,12 +78,7 @@ fn played() -> bool {
             return true;
         }
     };
-    let host = rustix::system::uname();
-    say(&format!(
-        "{} on {}",
-        group.transport(),
-        host.nodename().to_string_lossy()
-    ));
+    say(&format!("{} on {}", group.transport(), nodename()));
     for mib in SIZES_MIB {
         count(&group, mib, "ordinary", &|len| {
             let mut data = inputs(&group, len);

@@ -36,7 +36,7 @@ mod options;
 mod report;
 
 use paceline_gpu::host::Host;
-use paceline_rendezvous::env;
+use paceline_rendezvous::{env, net};
 use paceline_words::Lang;
 
 pub use self::error::DoctorError;
@@ -62,9 +62,8 @@ pub fn examine(options: &Options, notice: &dyn Fn(&str)) -> Result<Report, Docto
     let variable = |name: &str| std::env::var(name).ok();
     let tls = env::asks_for_tls(&variable)?;
     let host = Host::new("/", &variable);
-    let system = rustix::system::uname();
-    let own = system.nodename().to_string_lossy();
-    let name = options.host.clone().unwrap_or_else(|| own.to_string());
+    let own = net::nodename();
+    let name = options.host.clone().unwrap_or_else(|| own.clone());
     let seen = local::look(&host, &own, options);
     let (lang, ranks) = (options.lang, options.ranks);
     let mut notes = seen.judge(&host, options, lang);

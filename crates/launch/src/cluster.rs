@@ -1,25 +1,25 @@
 //! A job on several nodes: this node's agent, driven by real time, real stores and real ranks.
 
+mod meeting;
 mod words;
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::io;
-use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use paceline_rendezvous::endpoint::{self, everywhere, own_addr, with_port};
+use paceline_rendezvous::endpoint::with_port;
 use paceline_rendezvous::env;
 use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::page::Generation;
-use paceline_rendezvous::store::{Etcd, Server, StoreError};
+use paceline_rendezvous::store::Server;
 use paceline_words::{Lang, Text, Word, say};
 
+use self::meeting::{Meeting, serve};
 use self::words::{describe, joins};
 use crate::elastic::agent::Agent;
 use crate::elastic::decide::Rules;
@@ -138,86 +138,6 @@ struct NodeAgent<'a> {
     rounds: u32,
     restarts: u32,
     world: usize,
-}
-
-/// Where the agents meet, and what this one brings along.
-struct Meeting {
-    endpoint: String,
-    stores: Stores,
-    /// The other nodes reach this one by this address or host name.
-    addr: String,
-    /// The store that it hosts or keeps ready, and where that is.
-    server: Option<Server>,
-    standby: String,
-}
-
-impl Meeting {
-    fn hosted(launcher: &Launcher<'_>, cluster: &Cluster) -> Result<Self, LaunchError> {
-        let endpoint = with_port(&cluster.endpoint);
-        let node_rank = cluster.place.as_ref().map(|place| place.node_rank);
-        let hosted = endpoint::host(&endpoint, node_rank, &|addr| launcher.serve(addr));
-        let hosted = hosted.map_err(|error| match &error {
-            StoreError::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                let hint = "most likely it is another launcher of this job with --node-rank 0: give every node a \
-                            --node-rank of its own; otherwise choose another --master-port";
-                LaunchError::Machine {
-                    message: format!(
-                        "{endpoint}, where the launchers meet, is in use by another program"
-                    ),
-                    hint: Some(hint.into()),
-                    source: None,
-                }
-            }
-            _ => error.into(),
-        })?;
-        let is_host = hosted.is_some();
-        let local = cluster.local_addr.clone();
-        let addr = local.unwrap_or_else(|| own_addr(&endpoint, is_host));
-        let (server, standby) = match hosted {
-            Some(server) => (server, endpoint.clone()),
-            None => {
-                let server = serve(launcher, &addr)?;
-                let standby = join(&addr, server.addr().port());
-                (server, standby)
-            }
-        };
-        let stores = Stores::Hosted {
-            token: launcher.job.token.clone(),
-            tls: launcher.tls,
-            run_id: launcher.job.run_id.clone(),
-        };
-        Ok(Self {
-            endpoint,
-            stores,
-            addr,
-            server: Some(server),
-            standby,
-        })
-    }
-
-    fn etcd(job: &Job, cluster: &Cluster) -> Result<Self, LaunchError> {
-        // Keys outlive every outage that ranks outlive.
-        let mut etcd = Etcd::new(
-            &cluster.endpoint,
-            &job.run_id,
-            &job.token,
-            (cluster.outage + cluster.lease) * 2,
-        )?;
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        if let Some(name) = variable("ETCD_USERNAME") {
-            etcd = etcd.with_user(name, variable("ETCD_PASSWORD").unwrap_or_default());
-        }
-        let first = etcd.endpoints().first().map_or("", String::as_str);
-        let local = cluster.local_addr.clone();
-        let addr = local.unwrap_or_else(|| own_addr(first, false));
-        Ok(Self {
-            endpoint: etcd.name(),
-            addr,
-            stores: Stores::Etcd(etcd),
-            server: None,
-            standby: String::new(),
-        })
-    }
 }
 
 impl<'a> NodeAgent<'a> {
@@ -737,13 +657,6 @@ impl Coordinator for NodeAgent<'_> {
         let round = self.regrouping;
         self.give(Input::Regrouped { round, slots });
     }
-}
-
-/// A store at a free port that the others reach at `addr`.
-fn serve(launcher: &Launcher<'_>, addr: &str) -> Result<Server, LaunchError> {
-    let server = (launcher.serve(everywhere(addr)))
-        .or_else(|_| launcher.serve((Ipv4Addr::UNSPECIFIED, 0).into()))?;
-    Ok(server)
 }
 
 fn rules(job: &Job, cluster: &Cluster) -> Rules {

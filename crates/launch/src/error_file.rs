@@ -6,11 +6,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use paceline_rendezvous::net::nodename;
 use paceline_words::Lang;
 use serde_json::{Value, json};
 
 use crate::job::Job;
-use crate::report::{self, Failure, FailureKind, Lost, Outcome, RankError};
+use crate::report::{Failure, FailureKind, Lost, Outcome, RankError};
 use crate::time;
 
 /// The variable by which torchrun tells a process where its error belongs.
@@ -142,7 +143,7 @@ fn of_failure(failure: &Failure, outcome: &Outcome) -> Value {
         "message": torch_message(message, traceback, at, outcome),
         "rank": failure.rank,
         "local_rank": failure.local_rank,
-        "host": (failure.node.as_ref()).map_or_else(report::host, |node| node.host.clone()),
+        "host": (failure.node.as_ref()).map_or_else(nodename, |node| node.host.clone()),
         "pid": failure.pid,
         "kind": kind,
         "exit_code": exit_code,
@@ -168,7 +169,7 @@ fn of_loss(job: &Job, lost: &Lost, outcome: &Outcome) -> Value {
     let now = SystemTime::now();
     json!({
         "message": torch_message(lost.why.of(Lang::En), &[], now, outcome),
-        "host": (job.cluster.as_ref()).map_or_else(report::host, |cluster| cluster.host.clone()),
+        "host": (job.cluster.as_ref()).map_or_else(nodename, |cluster| cluster.host.clone()),
         "kind": "lost",
         "time": time::utc(now),
         "cause": lost.why.of(Lang::En),

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::token::{TOKEN_VARIABLE, Token};
 use paceline_words::Lang;
 
@@ -12,7 +13,6 @@ use crate::error::LaunchError;
 use crate::judge::Limits;
 use crate::output::LogOptions;
 use crate::recovery::Recovery;
-use crate::report;
 use crate::stall::StallOptions;
 use crate::stop::HandledSignals;
 use crate::watch::RankWatch;
@@ -160,7 +160,7 @@ impl Cluster {
             local_addr: None,
             host: host
                 .filter(|name| !name.is_empty())
-                .unwrap_or_else(report::host),
+                .unwrap_or_else(nodename),
             lease: Duration::from_secs(3),
             last_call: Duration::from_secs(5),
             join_timeout: Duration::from_secs(600),

@@ -23,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
+use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::wait::poll_for;
 use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::PipeFlags;
@@ -139,7 +140,7 @@ impl Output {
             logs,
             options,
             console: job.console,
-            host: report::host(),
+            host: nodename(),
             attempt_number,
             threads: Vec::new(),
             tails: (0..job.nproc).map(|_| Arc::default()).collect(),

@@ -1,7 +1,7 @@
 //! Where the launchers of several nodes meet: which launcher hosts the store, and which address reaches a node.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
 use crate::net;
 use crate::store::{Server, StoreError};
@@ -75,17 +75,8 @@ pub fn own_addr(endpoint: &str, is_host: bool) -> String {
     if is_host {
         return host.to_owned();
     }
-    let route = |addr: SocketAddr| -> Option<IpAddr> {
-        let any: SocketAddr = match addr {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let socket = UdpSocket::bind(any).ok()?;
-        socket.connect(addr).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    };
     let mut addrs = endpoint.to_socket_addrs().into_iter().flatten();
-    match addrs.find_map(route) {
+    match addrs.find_map(net::route_to) {
         // The endpoint is this machine, which may call itself by a loopback address.
         Some(ip) if ip.is_loopback() => host.to_owned(),
         Some(ip) => ip.to_string(),

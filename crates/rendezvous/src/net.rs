@@ -2,7 +2,7 @@
 //! resolved within a deadline.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -140,6 +140,23 @@ pub fn resolve(addr: &str, timeout: Duration) -> io::Result<Vec<SocketAddr>> {
             "the name was not resolved in time",
         )),
     }
+}
+
+/// This machine's address on the route to another one. Sends no packet.
+pub(crate) fn route_to(addr: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match addr {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(addr).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// What this machine is called.
+pub fn nodename() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
 }
 
 /// Host and port as one text; an IPv6 address gets its brackets.

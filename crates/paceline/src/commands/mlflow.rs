@@ -12,6 +12,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use paceline_rendezvous::net::nodename;
 use paceline_train::config::{Resolved, TrainConfig, Value};
 use paceline_train::run_dir::RunDir;
 use serde::Deserialize;
@@ -138,12 +139,11 @@ fn create(
     resolved: &Resolved,
     run: &RunDir,
 ) -> Result<String, Refused> {
-    let system = rustix::system::uname();
     let source = env::args_os().next().unwrap_or_default();
     let mut tags = pairs([
         ("mlflow.source.name", source.to_string_lossy().into_owned()),
         ("mlflow.source.type", "LOCAL".to_owned()),
-        ("host", system.nodename().to_string_lossy().into_owned()),
+        ("host", nodename()),
         ("paceline.version", env!("CARGO_PKG_VERSION").to_owned()),
     ]);
     let user = env::var("LOGNAME").or(env::var("USER"));

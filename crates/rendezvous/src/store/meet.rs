@@ -7,7 +7,7 @@
 //! | `MASTER_ADDR`, `MASTER_PORT` | hosts there | dial there |
 //! | and `TORCHELASTIC_USE_AGENT_STORE=True` | hosts on a free port, publishes it in the agent's store | read it there, dial |
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use super::client::dial::retry;
@@ -61,20 +61,9 @@ pub fn host_anywhere(env: &WorkerEnv, timeout: Duration) -> Result<(Server, Stri
     let master = net::join(&env.master_addr, env.master_port.max(1));
     let local = net::resolve(&master, timeout)
         .ok()
-        .and_then(|addrs| route_to(*addrs.first()?));
+        .and_then(|addrs| net::route_to(*addrs.first()?));
     let addresses = addresses(env, local, server.addr().port());
     Ok((server, addresses))
-}
-
-/// This machine's address on the way to another one. Nothing is sent.
-fn route_to(addr: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr = match addr {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(addr).ok()?;
-    Some(socket.local_addr().ok()?.ip())
 }
 
 /// The one of these addresses at which the job's store answers. They are hints: the listener there has to prove the token.
