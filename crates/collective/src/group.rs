@@ -265,6 +265,11 @@ impl ProcessGroup {
         &self.0.status.peers()[rank].host
     }
 
+    /// The name of a thread of this rank that works for this group, as its own ones are called: "rank5/comm", in a sub-group "rank5/dp1/comm".
+    pub fn thread_name(&self, part: &str) -> String {
+        self.0.status.thread_name(part)
+    }
+
     /// The number that a rank of this group was started with, by which the launcher calls it. It differs from the rank's number
     /// if an earlier rank was lost.
     ///

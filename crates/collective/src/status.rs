@@ -170,7 +170,7 @@ impl Status {
     }
 
     /// The name of one of this rank's threads: "rank5/comm", in a sub-group "rank5/dp1/comm".
-    fn thread_name(&self, part: &str) -> String {
+    pub(crate) fn thread_name(&self, part: &str) -> String {
         match &self.subgroup {
             Some(subgroup) => format!("rank{}/{}/{part}", subgroup.ranks[self.rank], subgroup.name),
             None => format!("rank{}/{part}", self.rank),

@@ -46,7 +46,7 @@ impl Group {
     pub(crate) fn new(group: ProcessGroup, server: Option<Server>) -> Self {
         let timeout = u64::try_from(group.timeout().as_millis()).unwrap_or(u64::MAX);
         Self {
-            calls: Arc::new(Worker::new(thread_name(&group, "calls"))),
+            calls: Arc::new(Worker::new(group.thread_name("calls"))),
             timeout_ms: AtomicU64::new(timeout),
             group,
             senders: Mutex::default(),
@@ -175,7 +175,7 @@ impl Group {
 
     fn sender(&self, to: usize) -> Arc<Worker> {
         let mut senders = self.senders.lock();
-        let name = || thread_name(&self.group, &format!("send{to}"));
+        let name = || self.group.thread_name(&format!("send{to}"));
         let sender = senders
             .entry(to)
             .or_insert_with(|| Arc::new(Worker::new(name())));
@@ -191,7 +191,7 @@ fn free_receiver(receivers: &mut Vec<Arc<Worker>>, group: &ProcessGroup) -> usiz
         Some(place) => place,
         None if number == RECEIVERS_MAX => 0,
         None => {
-            let name = thread_name(group, &format!("recv{number}"));
+            let name = group.thread_name(&format!("recv{number}"));
             receivers.push(Arc::new(Worker::new(name)));
             number
         }
@@ -220,14 +220,5 @@ fn attempt(
 fn set_timeout(group: &ProcessGroup, timeout: Duration) {
     if group.timeout() != timeout {
         group.set_timeout(timeout);
-    }
-}
-
-/// As the group's own threads are called.
-fn thread_name(group: &ProcessGroup, part: &str) -> String {
-    let rank = group.global_rank(group.rank());
-    match group.is_subgroup() {
-        true => format!("rank{rank}/{}/{part}", group.name()),
-        false => format!("rank{rank}/{part}"),
     }
 }
