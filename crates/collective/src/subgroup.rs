@@ -105,10 +105,8 @@ impl ProcessGroup {
         let reason = match place {
             _ if distinct.len() < members.len() => "a rank is in the list twice".into(),
             _ if distinct.last().is_some_and(|last| *last >= self.world()) => {
-                format!(
-                    "the list {members:?} has a rank that is none of the {}",
-                    self.world()
-                )
+                let world = self.world();
+                format!("a rank of the list {members:?} is not below {world}, the number of ranks")
             }
             None => format!("rank {} is not in the list {members:?}", self.rank()),
             Some(rank) => {

@@ -57,7 +57,10 @@ fn a_group_is_made_by_its_members_alone() {
             for (members, reason) in [
                 (&[1][..], missing.as_str()),
                 (&[0, 2, 3, 0], "a rank is in the list twice"),
-                (&[0, 9], "the list [0, 9] has a rank that is none of the 4"),
+                (
+                    &[0, 9],
+                    "a rank of the list [0, 9] is not below 4, the number of ranks",
+                ),
             ] {
                 let refused = group.subgroup("x", members).unwrap_err().to_string();
                 let begin = "group \"x\" cannot be made of group \"world\"";
