@@ -19,7 +19,8 @@ pub(crate) const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// The metrics of a run from where they were read last.
 pub struct Tail {
-    folder: PathBuf,
+    /// Of the metrics.
+    path: PathBuf,
     file: BufReader<File>,
     /// Bytes read.
     at: u64,
@@ -44,7 +45,7 @@ impl Tail {
             _ => ReportError::file(&path)(source),
         })?;
         Ok(Self {
-            folder: folder.to_owned(),
+            path,
             file: BufReader::new(file),
             at: 0,
             part: Vec::new(),
@@ -56,7 +57,7 @@ impl Tail {
     /// The run directory.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.path.parent().expect("a file is in a folder")
     }
 
     /// Begins anew if a resumed job has replaced the metrics, and returns whether it has.
@@ -65,23 +66,22 @@ impl Tail {
     pub fn reopen(&mut self) -> Result<bool, ReportError> {
         let is_new = self.is_replaced()?;
         if is_new {
-            *self = Self::open(&self.folder)?;
+            *self = Self::open(self.folder())?;
         }
         Ok(is_new)
     }
 
     /// Whether another file has taken its place, or it has become shorter. The open file keeps its number from being used again.
     fn is_replaced(&self) -> Result<bool, ReportError> {
-        let path = self.folder.join(METRICS);
         let own = self.file.get_ref().metadata();
-        let own = own.map_err(ReportError::file(&path))?;
-        let there = match fs::metadata(&path) {
+        let own = own.map_err(ReportError::file(&self.path))?;
+        let there = match fs::metadata(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 return Err(ReportError::NoRun {
-                    folder: self.folder.clone(),
+                    folder: self.folder().to_owned(),
                 });
             }
-            there => there.map_err(ReportError::file(&path))?,
+            there => there.map_err(ReportError::file(&self.path))?,
         };
         let is_other = (own.dev(), own.ino()) != (there.dev(), there.ino());
         Ok(is_other || there.len() < self.at)
@@ -92,7 +92,7 @@ impl Tail {
     /// *Errors*: the system's.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>, ReportError> {
         let found = self.find_line();
-        match found.map_err(ReportError::file(&self.folder.join(METRICS)))? {
+        match found.map_err(ReportError::file(&self.path))? {
             true => Ok(Some(&self.line)),
             false => Ok(None),
         }
