@@ -3,16 +3,17 @@
 //! `benches/images.py` runs it beside PyTorch's `DataLoader`. By hand: `cargo bench -p paceline-train --bench images -- FOLDER SIDE BATCH WORKERS`.
 //! It prints a JSON object: samples per second from the second batch on, and the peak memory of the process in MiB.
 
+use std::env;
 use std::error::Error;
 use std::path::Path;
 use std::time::Instant;
-use std::{env, fs};
 
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::permutation;
 use paceline_train::config::RandomCrop;
 use paceline_train::data::images::{self, Inspection, Preparation};
 use paceline_train::{Part, TrainTask};
+use paceline_usage::memory::peak_resident_bytes;
 
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo bench` adds `--bench`.
@@ -47,14 +48,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         samples += loaded?.0.len();
     }
     let speed = samples as f64 / start.elapsed().as_secs_f64();
-    let status = fs::read_to_string("/proc/self/status")?;
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:")?.split_whitespace().next());
-    let kib: f64 = peak.ok_or("no VmHWM")?.parse()?;
+    let peak = peak_resident_bytes().ok_or("the system does not tell the peak memory")?;
+    let peak_mib = peak as f64 / f64::from(1 << 20);
     println!(
         "{}",
-        serde_json::json!({ "samples_per_second": speed, "peak_mib": kib / 1024.0 })
+        serde_json::json!({ "samples_per_second": speed, "peak_mib": peak_mib })
     );
     Ok(())
 }

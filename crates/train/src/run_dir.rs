@@ -320,22 +320,25 @@ impl Metrics {
     ///
     /// *Errors*: the system's.
     pub fn flush_lines(&mut self) -> Result<(), TrainError> {
-        let flushed = match &mut self.to {
-            Lines::Files(files) => files.lines.flush(),
-            Lines::Kept { .. } => Ok(()),
-        };
-        flushed.map_err(|source| self.error(source))
+        self.handed(|files| files.lines.flush())
     }
 
     /// Hands all that is buffered to the system.
     ///
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        let flushed = match &mut self.to {
-            Lines::Files(files) => files.flush(),
+        self.handed(Files::flush)
+    }
+
+    fn handed(
+        &mut self,
+        hand: impl FnOnce(&mut Files) -> std::io::Result<()>,
+    ) -> Result<(), TrainError> {
+        let handed = match &mut self.to {
+            Lines::Files(files) => hand(files),
             Lines::Kept { .. } => Ok(()),
         };
-        flushed.map_err(|source| self.error(source))
+        handed.map_err(|source| self.error(source))
     }
 
     fn error(&self, source: std::io::Error) -> TrainError {

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::report::plural;
+
 /// Maximum length of a quoted cell, in characters.
 const QUOTE_MAX: usize = 40;
 
@@ -87,6 +89,15 @@ impl DataProblem {
     /// The file ends early.
     pub(super) fn incomplete(message: String) -> Self {
         Self::new(message).with_hint("the file may not have been copied or downloaded completely")
+    }
+}
+
+/// That parts of the data in `path`, such as "3 bad lines", are left out; `first` says where and why the first of them is bad.
+pub(super) fn left_out(path: &Path, count: u64, noun: &str, first: &str) -> String {
+    let (path, parts) = (path.display(), plural(count, noun));
+    match count {
+        1 => format!("{path}: {parts} is left out: {first}"),
+        _ => format!("{path}: {parts} are left out, the first is {first}"),
     }
 }
 

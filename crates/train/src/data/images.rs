@@ -331,10 +331,7 @@ impl<'a> Reader<'a> {
             }
             counted(self.names.len() + names.len(), folder)?;
         }
-        let bad = self.inspection.bad(self.folder, folder, &names)?;
-        let mut left_out = bad.iter().map(BadImage::name).peekable();
-        // Both are in the same order.
-        names.retain(|name| left_out.next_if_eq(&&**name).is_none());
+        let (names, bad) = self.inspection.sort_out(self.folder, folder, names)?;
         self.bad.extend(bad);
         let count = names.len();
         self.labels.extend(std::iter::repeat_n(label, count));

@@ -17,7 +17,7 @@ mod texts;
 
 use std::path::{Path, PathBuf};
 
-use super::error::{list, nearest, quote};
+use super::error::{left_out, list, nearest, quote};
 use super::{
     Column, DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target,
     Values,
@@ -458,18 +458,13 @@ impl Skipped {
         }
     }
 
-    /// How many, in words.
-    fn lines(&self) -> String {
-        plural(self.count, &format!("bad {}", self.unit))
+    fn noun(&self) -> String {
+        format!("bad {}", self.unit)
     }
 
     fn warning(&self, path: &Path) -> Option<String> {
-        let (first, path) = (self.first.as_ref()?, path.display());
-        let (lines, first) = (self.lines(), first.message());
-        Some(match self.count {
-            1 => format!("{path}: {lines} is left out: {first}"),
-            _ => format!("{path}: {lines} are left out, the first is {first}"),
-        })
+        let first = self.first.as_ref()?.message();
+        Some(left_out(path, self.count, &self.noun(), first))
     }
 }
 
@@ -704,7 +699,7 @@ impl Table {
         match &self.skipped.first {
             None => problem,
             Some(first) => {
-                let lines = self.skipped.lines();
+                let lines = plural(self.skipped.count, &self.skipped.noun());
                 problem.with_hint(format!("{lines} left out, the first: {}", first.message()))
             }
         }

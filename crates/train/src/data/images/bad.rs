@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::decode::{Pixels, file_bytes};
 use crate::config::{BadSamples, TrainConfig};
+use crate::data::error::left_out;
 use crate::data::{DataError, DataProblem};
-use crate::report::plural;
 
 /// The file of a run directory with the images that were left out.
 pub(crate) const FILE: &str = "bad-images.jsonl";
@@ -66,37 +66,46 @@ impl Inspection {
         }
     }
 
-    /// Those of the files `names` in `folder`, which is in `root`, that are no whole images.
+    /// The names in `folder`, which is in `root`, without those of files that are no whole images, and these.
     ///
     /// *Cost*: with [`All`](Self::All), one decoding of each, on all threads of rayon.
     ///
     /// *Errors*: a file that the system cannot read: its disk may fail, so it is not left out.
-    pub(super) fn bad(
+    pub(super) fn sort_out(
         &self,
         root: &Path,
         folder: &Path,
-        names: &[Box<str>],
-    ) -> Result<Vec<BadImage>, DataError> {
+        names: Vec<Box<str>>,
+    ) -> Result<(Vec<Box<str>>, Vec<BadImage>), DataError> {
         let known = match self {
-            Self::None => return Ok(Vec::new()),
+            Self::None => return Ok((names, Vec::new())),
             Self::All => None,
             Self::Known(KnownBad(known)) => Some(known),
         };
         let inner = folder.strip_prefix(root).unwrap_or(folder);
-        let looked_at = names.par_iter().map(|name| {
-            let path = inner.join(&**name).to_string_lossy().into_owned();
-            let problem = match known {
-                Some(known) => known.get(&path).cloned(),
-                None => {
-                    let file = folder.join(&**name);
-                    let bytes = file_bytes(&file).map_err(|problem| problem.of(&file))?;
-                    let decoded = Pixels::decode(&bytes);
-                    decoded.err().map(|problem| problem.message().to_owned())
-                }
-            };
-            Ok(problem.map(|problem| BadImage { path, problem }))
-        });
-        looked_at.filter_map(Result::transpose).collect()
+        let path_of = |name: &str| inner.join(name).to_string_lossy().into_owned();
+        let problem_of = |name: &str| match known {
+            Some(known) => Ok(known.get(&path_of(name)).cloned()),
+            None => {
+                let file = folder.join(name);
+                let bytes = file_bytes(&file).map_err(|problem| problem.of(&file))?;
+                let decoded = Pixels::decode(&bytes);
+                Ok(decoded.err().map(|problem| problem.message().to_owned()))
+            }
+        };
+        let problems: Vec<Option<String>> =
+            (names.par_iter().map(|name| problem_of(name))).collect::<Result<_, _>>()?;
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        for (name, problem) in names.into_iter().zip(problems) {
+            match problem {
+                None => good.push(name),
+                Some(problem) => bad.push(BadImage {
+                    path: path_of(&name),
+                    problem,
+                }),
+            }
+        }
+        Ok((good, bad))
     }
 }
 
@@ -131,25 +140,15 @@ pub(super) fn to_text(bad: &[BadImage]) -> String {
 /// That these are left out of `folder`.
 pub(super) fn warning(folder: &Path, bad: &[BadImage]) -> Option<String> {
     let first = bad.first()?.in_words();
-    let (folder, images) = (folder.display(), plural(bad.len() as u64, "bad image"));
+    let text = left_out(folder, bad.len() as u64, "bad image", &first);
     Some(match bad {
-        [_] => format!("{folder}: {images} is left out: {first}"),
-        _ => format!(
-            "{folder}: {images} are left out, the first is {first}; {FILE} in the run directory lists them"
-        ),
+        [_] => text,
+        _ => format!("{text}; {FILE} in the run directory lists them"),
     })
 }
 
 impl BadImage {
     pub(super) fn in_words(&self) -> String {
         format!("{}: {}", self.path, self.problem)
-    }
-
-    /// The name of the file.
-    pub(super) fn name(&self) -> &str {
-        self.path
-            .rsplit(std::path::MAIN_SEPARATOR)
-            .next()
-            .unwrap_or_default()
     }
 }
