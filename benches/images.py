@@ -3,7 +3,7 @@
 
 Usage: benches/images.py --python PYTHON [--rounds N] [--images N] [--folder DIR] [--table]
 
-Appends to docs/benchmarks/images.jsonl and prints a table of medians, with the smallest and the largest. The images are JPEG of 500 x 375 pixels, the usual size in ImageNet, and PNG of
+Appends to docs/benchmarks/images.jsonl and prints a table of medians with quartiles. The images are JPEG of 500 x 375 pixels, the usual size in ImageNet, and PNG of
 32 x 32, as CIFAR has them: made of noise by Pillow (N of each, 1,000), or one folder of yours for both. They are cropped at random to 224 and 32 pixels, flipped and normalised.
 PYTHON is one that has torchvision. Build first: `cargo bench -p paceline-train --bench images --no-run`.
 """
@@ -15,9 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 
-from results import ROOT, Results, path
+from results import ROOT, Results, cell, newest, path
 
 OUT = path("images.jsonl")
 PEER = ROOT / "benches/peers/images.py"
@@ -50,7 +49,7 @@ def run(words):
 
 def table(lines):
     setup = lines[0]
-    print(f"\n{setup['machine']}, commit {setup['commit']}; samples/s: median (smallest to largest); memory: peak\n")
+    print(f"\n{setup['machine']}, commit {setup['commit']}; samples/s: median (quartiles); memory: peak\n")
     print("| images | workers | Paceline | torchvision | Paceline by torchvision | Paceline, MiB | torchvision, MiB |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     rows = {}
@@ -60,14 +59,9 @@ def table(lines):
     for (images, workers), by in rows.items():
         speeds = {library: [line["samples_per_second"] for line in found] for library, found in by.items()}
         ratios = [ours / theirs for ours, theirs in zip(speeds["paceline"], speeds["torchvision"])]
-        cells = [spread(speeds[library], "{:,.0f}") for library in ("paceline", "torchvision")]
+        cells = [cell(speeds[library], ",.0f") for library in ("paceline", "torchvision")]
         peaks = [f"{max(line['peak_mib'] for line in by[library]):,.0f}" for library in ("paceline", "torchvision")]
-        print(f"| {images} | {workers} | {' | '.join([*cells, spread(ratios, '{:.2f}'), *peaks])} |")
-
-
-def spread(values, form):
-    middle, low, high = (form.format(value) for value in (median(values), min(values), max(values)))
-    return f"{middle} ({low} to {high})"
+        print(f"| {images} | {workers} | {' | '.join([*cells, cell(ratios, '.2f'), *peaks])} |")
 
 
 def main():
@@ -79,8 +73,7 @@ def main():
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        lines = [json.loads(line) for line in OUT.read_text().splitlines()]
-        return table([line for line in lines if line["started"] == lines[-1]["started"]])
+        return table(newest(OUT))
     if not options.python or not os.access(options.python, os.X_OK):
         parser.error(f"there is no program {options.python}")
     ours = ["cargo", "bench", "--quiet", "-p", "paceline-train", "--bench", "images", "--"]

@@ -6,12 +6,25 @@ import platform
 import subprocess
 import time
 from pathlib import Path
+from statistics import median, quantiles
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def path(name):
     return ROOT / "docs/benchmarks" / name
+
+
+def newest(out):
+    """The lines of the last run in a file."""
+    lines = [json.loads(line) for line in Path(out).read_text(encoding="utf-8").splitlines()]
+    return [line for line in lines if line["started"] == lines[-1]["started"]]
+
+
+def cell(values, form):
+    """The median and, in brackets, the quartiles."""
+    low, _, high = quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{median(values):{form}} ({low:{form}} to {high:{form}})"
 
 
 def add_program(parser):

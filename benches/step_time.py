@@ -19,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
-from results import ROOT, Results, path
+from results import ROOT, Results, cell, newest, path
 
 OUT = path("step_time.jsonl")
 BUILT = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
@@ -64,16 +64,11 @@ def table(lines):
         row = rows.setdefault((line["workload"], f"{line.get('ranks', 1)} x {line['threads']}", line["isa"]), {})
         row.setdefault(line["library"], []).append(line["seconds"])
     for key, times in rows.items():
-        cells = [cell(times[library]) if library in times else "" for library in libraries]
+        cells = [cell([time * 1e3 for time in times[library]], ".1f") if library in times else "" for library in libraries]
         peers = [times[library] for library in times if library.startswith("torch")]
         best = min(peers, key=median, default=[])
         ratio = f"{median(theirs / ours for theirs, ours in zip(best, times['paceline'])):.2f}" if best else ""
         print(f"| {' | '.join([*key, *cells, ratio])} |")
-
-
-def cell(times):
-    low, middle, high = (f"{time * 1e3:.1f}" for time in (quantiles(times, n=4) if len(times) > 1 else times * 3))
-    return f"{middle} ({low} to {high})"
 
 
 def main():
@@ -89,8 +84,7 @@ def main():
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        lines = [json.loads(line) for line in OUT.read_text().splitlines()]
-        return table([line for line in lines if line["started"] == lines[-1]["started"]])
+        return table(newest(OUT))
     libraries = ["paceline"]
     if options.before:
         libraries.append("before")

@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
-from results import ROOT, Results, path
+from results import ROOT, Results, cell, newest, path
 
 OUT = path("torch_backend.jsonl")
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -133,11 +133,7 @@ def table(lines):
         if line["record"] == "time":
             times.setdefault((line["ranks"], line["row"]), {}).setdefault(line["backend"], []).append(line["seconds"] * 1e6)
     for (ranks, row), by_backend in times.items():
-        cells = []
-        for backend in BACKENDS:
-            values = by_backend[backend]
-            spread = quantiles(values, n=4) if len(values) > 1 else values * 3
-            cells.append(f"{median(values):,.1f} ({spread[0]:,.1f} to {spread[2]:,.1f})")
+        cells = [cell(by_backend[backend], ",.1f") for backend in BACKENDS]
         ratio = median(by_backend["gloo"]) / median(by_backend["paceline"])
         print(f"| {ranks} | {row} | {' | '.join(cells)} | {ratio:.2f} |")
 
@@ -153,8 +149,7 @@ def main():
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
-        lines = [json.loads(line) for line in options.out.read_text().splitlines()]
-        return table([line for line in lines if line["started"] == lines[-1]["started"]])
+        return table(newest(options.out))
     if not options.library.is_file():
         parser.error(f"there is no library {options.library}")
     results = Results(options.out, options.library)
