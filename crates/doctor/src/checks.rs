@@ -22,7 +22,7 @@ checks! {
     GPUS = "GPUs", "GPU 구성";
     GPU_CLOCKS = "clocks", "GPU 클럭";
     HOST_NAME = "host name", "호스트 이름";
-    HUGE_PAGES = "huge pages", "휴지 페이지(huge pages)";
+    HUGE_PAGES = "huge pages", "거대 페이지(huge pages)";
     INTERFACES = "interfaces", "네트워크 인터페이스";
     IOMMU = "IOMMU", "IOMMU 상태";
     KERNEL = "kernel", "커널";

@@ -27,7 +27,7 @@ const RULES: &[Rule] = rules! {
         ("{} had memory errors that could not be corrected since the driver was loaded",
          "{}: 드라이버 로드 후 정정할 수 없는 메모리 오류가 발생함"),
         ("programs that met one were ended or computed with wrong numbers, and the next may be too",
-         "오류를 만난 프로그램은 종료되었거나 잘못된 값으로 계산했으며, 다음 프로그램도 그럴 수 있습니다"),
+         "오류가 발생한 프로그램은 종료되었거나 잘못된 값으로 계산했으며, 다음 프로그램도 그럴 수 있습니다"),
         ("do not trust results of that time; `sudo nvidia-smi -r -i N` when nothing runs on it, or start the machine again; if errors \
          come back, have the card replaced",
          "그 시간에 얻은 결과는 믿지 마세요. 실행 중인 것이 없을 때 `sudo nvidia-smi -r -i N`을 실행하거나 머신을 재시작하고, 오류가 다시 나타나면 \

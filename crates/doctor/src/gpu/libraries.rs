@@ -82,12 +82,12 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
             say!(
                 lang,
                 "ranks that load different ones refuse to talk to each other (\"mismatched NCCL version\")",
-                "서로 다른 버전을 읽은 랭크들은 통신을 거부합니다(\"mismatched NCCL version\")"
+                "서로 다른 버전을 로드한 랭크들은 통신을 거부합니다(\"mismatched NCCL version\")"
             ),
             say!(
                 lang,
                 "start all ranks from one environment; `NCCL_DEBUG=VERSION` prints which one a program loads",
-                "모든 랭크를 같은 환경에서 시작하세요. `NCCL_DEBUG=VERSION`을 주면 프로그램이 읽은 버전이 출력됩니다"
+                "모든 랭크를 같은 환경에서 시작하세요. `NCCL_DEBUG=VERSION`을 주면 프로그램이 로드한 버전이 출력됩니다"
             ),
         );
     }

@@ -78,7 +78,7 @@ fn judge_shm(snapshot: &Snapshot, notes: &mut Notes) {
             say!(
                 lang,
                 "/dev/shm has {total}, as containers have unless told otherwise",
-                "/dev/shm 크기가 컨테이너 기본값인 {total}"
+                "/dev/shm 크기가 컨테이너 기본값인 {total}임"
             ),
             why,
             more,

@@ -58,7 +58,7 @@ const GSP_RESET: Pair = (
 
 const UNKNOWN_WHY: Word = Word::new(
     "a failure that this program has no words for",
-    "이 프로그램이 설명을 갖고 있지 않은 오류입니다",
+    "이 프로그램에 설명이 없는 오류입니다",
 );
 const UNKNOWN_FIX: Word = Word::new(
     "look the number up in NVIDIA's catalogue of Xid errors",
@@ -98,8 +98,8 @@ const KNOWN: &[Known] = known! {
         ("everything that runs on it hangs", "이 장치에서 실행 중인 모든 것이 멈춥니다"), RESET;
     48 Error: ("a memory error that could not be corrected", "정정할 수 없는 메모리 오류"),
         ("the program that met it was ended, or computed with wrong numbers",
-         "오류를 만난 프로그램은 종료되었거나 잘못된 값으로 계산했습니다"), RESET;
-    61 Error: ("the device's own controller met a breakpoint or a warning", "장치의 내부 컨트롤러가 중단점이나 경고를 만남"),
+         "오류가 발생한 프로그램은 종료되었거나 잘못된 값으로 계산했습니다"), RESET;
+    61 Error: ("the device's own controller met a breakpoint or a warning", "장치의 내부 컨트롤러가 중단점이나 경고에 걸림"),
         ("clocks and power may be stuck until a reset: slow, or hanging",
          "리셋할 때까지 클럭과 전력이 고정될 수 있습니다. 느려지거나 멈춥니다"), RESET;
     62 Error: ("the device's own controller halted", "장치의 내부 컨트롤러가 멈춤"),
@@ -110,7 +110,7 @@ const KNOWN: &[Known] = known! {
         ("when nothing runs on it `sudo nvidia-smi -r -i N`, or start the machine again",
          "실행 중인 것이 없을 때 `sudo nvidia-smi -r -i N`을 실행하거나 머신을 재시작하세요");
     64 Error: ("bad memory could not be put out of use", "불량 메모리를 사용에서 제외하지 못함"),
-        ("programs may meet it again and again", "프로그램이 불량 메모리를 계속 다시 만날 수 있습니다"), REPLACE;
+        ("programs may meet it again and again", "프로그램이 불량 메모리에 계속 다시 접근할 수 있습니다"), REPLACE;
     74 Error: ("NVLink failed", "NVLink 장애"),
         ("a job that used the link hangs or is ended, on both of its ends", "이 링크를 쓰던 작업은 양쪽 모두 멈추거나 종료됩니다"),
         ("reset all GPUs that the link joins, or start the machine again; check the bridge or the board's seat; `nvidia-smi nvlink -e` \

@@ -163,7 +163,7 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
             say!(
                 lang,
                 "`unset MASTER_ADDR`",
-                "`unset MASTER_ADDR`를 실행하세요"
+                "`unset MASTER_ADDR` 명령을 실행하세요"
             ),
         );
     }

@@ -138,12 +138,12 @@ pub(crate) fn judge(kernel: &Kernel, notes: &mut Notes) {
             say!(
                 lang,
                 "shared memory gets no huge pages: shmem_enabled is {mode}",
-                "공유 메모리가 휴지 페이지(huge pages)를 쓰지 못함: shmem_enabled 값이 {mode}"
+                "공유 메모리가 거대 페이지(huge pages)를 쓰지 못함: shmem_enabled 값이 {mode}"
             ),
             say!(
                 lang,
                 "large reductions between ranks of this machine are faster with them; Paceline asks for them where it may",
-                "휴지 페이지를 쓰면 이 머신의 랭크 사이에서 큰 리듀스가 더 빨라집니다. Paceline은 허용되는 곳에서 휴지 페이지를 요청합니다"
+                "거대 페이지(huge pages)를 쓰면 이 머신의 랭크 사이에서 큰 리듀스가 더 빨라집니다. Paceline은 허용되는 곳에서 거대 페이지를 요청합니다"
             ),
             say!(
                 lang,

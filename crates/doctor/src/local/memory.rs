@@ -104,7 +104,7 @@ fn judge_shm(memory: &Memory, notes: &mut Notes) {
             say!(
                 lang,
                 "/dev/shm has {total}, which is what Docker gives unless it is told otherwise",
-                "/dev/shm 크기가 Docker 기본값인 {total}"
+                "/dev/shm 크기가 Docker 기본값인 {total}임"
             ),
             say!(
                 lang,

@@ -175,7 +175,7 @@ fn reached(nodes: &Nodes, notes: &mut Notes) {
                     to: *to,
                     addr: say!(lang, "any address", "모든 주소"),
                     kind: MissKind::Untried,
-                    text: "it was not tried".to_owned(),
+                    text: say!(lang, "it was not tried", "결과 없음"),
                     back,
                 },
             };
@@ -248,7 +248,7 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
                 lang,
                 "let {whom} accept TCP ports {range} from the other nodes (firewall, or a cloud's security group); or name another \
                  address of it there: --local-addr ADDRESS",
-                "{whom}에서 다른 노드의 TCP 포트 {range} 연결을 허용하세요(방화벽, 클라우드의 보안 그룹). 또는 그 노드에서 다른 주소를 지정하세요: \
+                "{whom}에서 다른 노드의 TCP 포트 {range} 연결을 허용하세요(방화벽, 클라우드의 보안 그룹). 또는 {whom}에서 다른 주소를 지정하세요: \
                  --local-addr ADDRESS"
             ),
         ),
@@ -261,7 +261,7 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
             say!(
                 lang,
                 "name the address by which the others reach it, there: --local-addr ADDRESS; or let {whom} accept TCP ports {range}",
-                "그 노드에서 다른 노드가 연결할 수 있는 주소를 지정하거나(--local-addr ADDRESS), {whom}에서 TCP 포트 {range} 연결을 허용하세요"
+                "{whom}에서 다른 노드가 연결할 수 있는 주소를 지정하거나(--local-addr ADDRESS), TCP 포트 {range} 연결을 허용하세요"
             ),
         ),
         MissKind::NoRoute => (
@@ -273,7 +273,7 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
             say!(
                 lang,
                 "name an address of a network that all nodes share, there: --local-addr ADDRESS, or by interface: PACELINE_SOCKET_IFNAME",
-                "그 노드에서 모든 노드가 함께 쓰는 네트워크의 주소를 지정하세요: --local-addr ADDRESS, 또는 인터페이스로 PACELINE_SOCKET_IFNAME"
+                "{whom}에서 모든 노드가 함께 쓰는 네트워크의 주소를 지정하세요: --local-addr ADDRESS, 또는 인터페이스로 PACELINE_SOCKET_IFNAME"
             ),
         ),
         MissKind::Unresolved => (
@@ -285,7 +285,7 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
             say!(
                 lang,
                 "name its address there: --local-addr ADDRESS, or add a line to /etc/hosts on the others",
-                "그 노드에서 주소를 지정하거나(--local-addr ADDRESS), 다른 노드의 /etc/hosts에 추가하세요"
+                "{whom}에서 주소를 지정하거나(--local-addr ADDRESS), 다른 노드의 /etc/hosts에 추가하세요"
             ),
         ),
         MissKind::Stranger => (
@@ -298,7 +298,7 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
             say!(
                 lang,
                 "name an address that only {whom} has, there: --local-addr ADDRESS",
-                "그 노드에서 {whom}에만 있는 주소를 지정하세요: --local-addr ADDRESS"
+                "{whom}에서 그 노드에만 있는 주소를 지정하세요: --local-addr ADDRESS"
             ),
         ),
         MissKind::Untried => (
@@ -689,7 +689,7 @@ fn differences(nodes: &Nodes, notes: &mut Notes) {
                 say!(
                     lang,
                     "{number} machines call themselves {host}",
-                    "머신 {number}대의 호스트 이름이 {host}"
+                    "호스트 이름이 같은 머신 {number}대: {host}"
                 ),
                 say!(
                     lang,

@@ -236,7 +236,7 @@ fn of_store(error: &StoreError, endpoint: &str, lang: Lang, sheet: &mut Sheet<'_
                 say!(
                     lang,
                     "end that program (`ss -ltnp | grep :{port}` shows it), or name another port on every node",
-                    "그 프로그램을 끝내거나(`ss -ltnp | grep :{port}`로 확인), 모든 노드에 다른 포트를 지정하세요"
+                    "그 프로그램을 끝내거나(`ss -ltnp | grep :{port}` 명령으로 확인), 모든 노드에 다른 포트를 지정하세요"
                 ),
             );
         }

@@ -325,7 +325,7 @@ impl Known<'_> {
                     lang,
                     "the job's store was lost, and in {seconds:.0} s more than half of the last round's nodes did not come \
                      together to replace it",
-                    "작업의 스토어를 잃었고, {seconds:.0}초 안에 마지막 라운드의 노드가 과반으로 모이지 않아 대신하지 못함"
+                    "작업의 스토어를 잃었고, {seconds:.0}초 안에 마지막 라운드 노드의 과반이 모이지 않아 스토어를 대신하지 못함"
                 )
             })),
         })

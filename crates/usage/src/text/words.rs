@@ -82,11 +82,11 @@ impl Words {
         ended(at: &str): "the tracker failed after {at} and saw nothing more", "추적기가 {at} 이후 오류로 멈춤";
         not_started(why: &str): "the tracker could not be started: {why}", "추적기를 시작하지 못함: {why}";
         file(path: &str, why: &str): "{path} cannot be written: {why}", "{path} 파일을 쓸 수 없음: {why}";
-        shared(ranks: &str, gpu: &u32): "ranks {ranks} were all on GPU {gpu}", "랭크 {ranks}이(가) 모두 GPU {gpu}에서 실행됨";
+        shared(ranks: &str, gpu: &u32): "ranks {ranks} were all on GPU {gpu}", "랭크 {ranks}: 모두 GPU {gpu}에서 실행됨";
         opened(ranks: &str): "rank {ranks} opened it and ran next to nothing on it",
-            "랭크 {ranks}이(가) 장치를 열었지만 거의 사용하지 않음";
+            "랭크 {ranks}: 장치를 열었지만 거의 사용하지 않음";
         idle_ranks(ranks: &str, of: usize): "rank {ranks} of {of} ranks did no work: it used next to no processor time",
-            "랭크 {of}개 중 랭크 {ranks}은(는) 작업하지 않음: CPU 시간을 거의 사용하지 않음";
+            "랭크 {of}개 중 작업하지 않은 랭크 {ranks}: CPU 시간을 거의 사용하지 않음";
     }
 
     /// `0 h 32 min 12 s`, to the second.
@@ -330,10 +330,10 @@ impl Words {
                 format!("GPU {gpus} did no work while {ranks} ranks ran; only GPU {busy} was busy")
             }
             (Lang::Ko, "") => {
-                format!("랭크 {ranks}개가 실행되는 동안 GPU {gpus}은(는) 작업하지 않음")
+                format!("랭크 {ranks}개가 실행되는 동안 작업하지 않은 GPU: {gpus}")
             }
             (Lang::Ko, busy) => format!(
-                "랭크 {ranks}개가 실행되는 동안 GPU {gpus}은(는) 작업하지 않고 GPU {busy}만 사용됨"
+                "랭크 {ranks}개가 실행되는 동안 작업하지 않은 GPU: {gpus}, 사용된 GPU: {busy}"
             ),
         };
         let each_its_own = self.of(

@@ -32,7 +32,7 @@ pub(super) fn of(report: &LinkReport, judgement: &Judgement, lang: Lang) -> Stri
         text += &say!(
             lang,
             "\nnothing to test between fewer than two devices\n",
-            "\n장치가 둘보다 적어 시험할 것이 없음\n"
+            "\n장치가 2개 미만이라 시험할 것이 없음\n"
         );
         return text;
     }

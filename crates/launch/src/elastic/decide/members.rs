@@ -102,7 +102,7 @@ impl Known<'_> {
                         say!(
                             lang,
                             "host {host} was stopped by {name}",
-                            "호스트 {host}: {name}에 의해 중단됨"
+                            "호스트 {host}: {name} 시그널로 중단됨"
                         )
                     }))
                 }

@@ -49,7 +49,7 @@ impl Fence {
         );
         const ALONE: Word = Word::new(
             "this node has lost the others",
-            "이 노드가 다른 노드와 연결이 끊김",
+            "이 노드와 다른 노드의 연결이 끊김",
         );
         const STOPPED: Word = Word::new(
             "this node was stopped for too long",
@@ -117,7 +117,7 @@ pub(super) const NO_STORE: Word = Word::new(
 );
 pub(super) const NO_QUORUM: Word = Word::new(
     "too few nodes of the last round are in sight",
-    "마지막 라운드의 노드가 너무 적게 보임",
+    "보이는 마지막 라운드 노드가 너무 적음",
 );
 pub(super) const LEAVING: Word = Word::new(
     "the ranks of a node that leaves are ending",
