@@ -26,7 +26,7 @@ pub struct DoctorArgs {
     pub flight: Option<PathBuf>,
     /// The job that is to begin.
     pub check: CheckArgs,
-    /// Language of what is found.
+    /// Language of the report.
     pub lang: Option<Lang>,
     /// Print JSON.
     pub json: bool,
@@ -86,7 +86,7 @@ pub fn command() -> clap::Command {
         )
         .arg(
             valued("lang", "LANG", ValueParser::new(langs()))
-                .help("Language of what is found [default: the locale's, else en]"),
+                .help("Language of the report [default: the locale's, else en]"),
         )
         .arg(json());
     check::add_to(command)

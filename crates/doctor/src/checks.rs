@@ -1,4 +1,4 @@
-//! What is looked at, as reports name it.
+//! The names of the checks in reports.
 
 use paceline_words::Word;
 

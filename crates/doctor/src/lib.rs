@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `checks`, `finding` | what is looked at; findings and facts, which checks write down |
+//! | `checks`, `finding` | the names of the checks in reports; findings and facts, which checks write down |
 //! | `local` | this machine: kernel, cores, memory, limits, logs, clock, network, ports, variables, other jobs |
 //! | `gpu` | GPUs: rules over one snapshot of devices and driver |
 //! | `links` | what measured links between GPUs mean for NCCL |

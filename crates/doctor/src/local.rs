@@ -45,7 +45,7 @@ pub(crate) struct Summary {
     pub(crate) ports: Option<(u16, u16)>,
 }
 
-/// What was read of this machine.
+/// Readings of this machine, to be judged in any language.
 #[derive(Debug)]
 pub(crate) struct Seen {
     kernel: kernel::Kernel,
@@ -82,7 +82,7 @@ pub(crate) fn look(host: &Host<'_>, name: &str, options: &Options) -> Seen {
 }
 
 impl Seen {
-    /// What is said about it.
+    /// The notes about it, in this language.
     pub(crate) fn judge(&self, host: &Host<'_>, options: &Options, lang: Lang) -> Notes {
         let mut notes = Notes::new(lang);
         let several = options.has_several_nodes();
@@ -166,7 +166,7 @@ pub(crate) mod tests {
         notes.findings.iter().map(said).collect()
     }
 
-    /// What a check writes down. In Korean it writes as much, and leaves nothing in English.
+    /// The English notes of a check; asserts that the Korean ones are as many and without English.
     pub(crate) fn noted(judge: impl Fn(&mut Notes)) -> Notes {
         let [english, korean] = [Lang::En, Lang::Ko].map(|lang| {
             let mut notes = Notes::new(lang);

@@ -84,7 +84,7 @@ pub struct Job {
     pub limits: Limits,
     /// What is done about ranks that neither print nor compute; ranks that use Paceline's library have deadlines instead.
     pub stall: StallOptions,
-    /// The language of what is said on standard error about restarts, lost ranks and requests to stop; default English.
+    /// The language of notices on standard error; default English.
     pub lang: Lang,
     /// Is told which processes this machine's ranks are.
     pub watch: Option<RankWatch>,

@@ -174,7 +174,7 @@ fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
     }
 }
 
-/// What keeps the driver from answering.
+/// The reason why the driver does not answer.
 pub(crate) fn trouble(error: &DriverError, lang: Lang) -> String {
     match (lang, error) {
         (Lang::En, error) => error.to_string(),

@@ -85,7 +85,7 @@ pub(crate) fn look(folder: &Path) -> Disk {
     }
 }
 
-/// What came of looking at the folder.
+/// The outcome of looking at the folder.
 #[derive(Debug)]
 pub(crate) enum Look {
     /// No logs are kept.

@@ -69,7 +69,7 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
                     say!(lang, "{name} is {threads}", "{name} 값이 {threads}"),
                     say!(
                         lang,
-                        "a value that you have set counts before --threads-per-rank",
+                        "a value of your own wins over --threads-per-rank",
                         "직접 설정한 값이 --threads-per-rank보다 우선합니다"
                     ),
                     unset,

@@ -193,7 +193,7 @@ impl Card {
         Ok(card)
     }
 
-    /// What it found on itself, without the Korean afterwards. An older version sends English alone.
+    /// Its findings in this language, and takes the Korean ones out. An older version sends English alone.
     pub(crate) fn take_findings(&mut self, lang: Lang) -> Vec<Finding> {
         let korean = std::mem::take(&mut self.korean);
         match lang == Lang::Ko && !korean.is_empty() {

@@ -726,7 +726,7 @@ fn differences(nodes: &Nodes, notes: &mut Notes) {
     }
 }
 
-/// Who has which, behind what differs; in English that speaks for itself.
+/// In Korean, names what differs in front of the list; the English list speaks for itself.
 fn differ(words: String, korean: &str, lang: Lang) -> String {
     match lang {
         Lang::En => words,

@@ -181,7 +181,7 @@ impl Supervisor<'_> {
         )
     }
 
-    /// What each rank that was lost has done.
+    /// The failure of each rank that was lost.
     fn lost(&self, failure: &Failure, lost: Vec<usize>) -> Vec<Failure> {
         let now = self.started.elapsed();
         let lost = lost.into_iter().map(|rank| {
