@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use paceline_doctor::flight;
-use paceline_gpu::words;
 use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
-use paceline_words::Lang;
+use paceline_words::{Lang, count, say};
 
 use crate::exit::{Exit, Failure, hint_in, warn};
 use crate::usage::{Usage, UsageArgs, lang};
@@ -81,17 +80,13 @@ fn dumps(dir: &Path) -> HashSet<(PathBuf, Option<SystemTime>)> {
         .collect()
 }
 
-fn how_to_read(count: usize, dir: &Path, lang: Lang) -> String {
-    let dir = dir.display();
-    match lang {
-        Lang::En => format!(
-            "{} left a flight record: `paceline doctor --flight {dir}` says what they show",
-            words::count(count, "rank")
-        ),
-        Lang::Ko => format!(
-            "랭크 {count}개가 플라이트 레코드를 남겼습니다. `paceline doctor --flight {dir}`로 내용을 볼 수 있습니다"
-        ),
-    }
+fn how_to_read(ranks: usize, dir: &Path, lang: Lang) -> String {
+    let (ranks, dir) = (count(lang, ranks, "rank", "랭크"), dir.display());
+    say!(
+        lang,
+        "{ranks} left a flight record: `paceline doctor --flight {dir}` says what they show",
+        "{ranks}가 플라이트 레코드를 남겼습니다. `paceline doctor --flight {dir}`로 내용을 볼 수 있습니다"
+    )
 }
 
 fn report(outcome: &Outcome, lang: Lang) -> Exit {

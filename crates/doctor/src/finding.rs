@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use paceline_gpu::words;
 use paceline_words::{Lang, Word, say};
 use serde::{Deserialize, Serialize};
 
@@ -155,14 +154,6 @@ macro_rules! findings {
 }
 
 findings!(error Error, warning Warning, note Note);
-
-/// "1 rank", "3 ranks", "랭크 3개".
-pub(crate) fn count(lang: Lang, number: usize, en: &str, ko: &str) -> String {
-    match lang {
-        Lang::En => words::count(number, en),
-        Lang::Ko => format!("{ko} {number}개"),
-    }
-}
 
 /// A number of bytes for people.
 pub(crate) fn size(bytes: u64) -> String {

@@ -19,8 +19,7 @@ mod waits;
 use std::collections::BTreeSet;
 
 use paceline_collective::flight::{Dump, Failure, FailureKind};
-use paceline_gpu::words::count;
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 use serde::Serialize;
 
 use self::view::{View, named};
@@ -310,13 +309,15 @@ fn progress(view: &View<'_>) -> String {
             "{who} recorded no operations",
             "{who}: 기록된 연산이 없음"
         ),
-        [(_, least, most)] if least == most => match lang {
-            Lang::En => {
-                let operations = count(usize::try_from(*least).unwrap_or(usize::MAX), "operation");
-                format!("{who} finished the same {operations}; nothing diverged")
-            }
-            Lang::Ko => format!("{who}: 같은 연산 {least}개를 끝냈고 어긋난 곳이 없음"),
-        },
+        [(_, least, most)] if least == most => {
+            let number = usize::try_from(*least).unwrap_or(usize::MAX);
+            let operations = count(lang, number, "operation", "연산");
+            say!(
+                lang,
+                "{who} finished the same {operations}; nothing diverged",
+                "{who}: 같은 {operations}를 끝냈고 어긋난 곳이 없음"
+            )
+        }
         [(_, least, most)] => say!(
             lang,
             "{who} finished {least} to {most} operations, in the same order; nothing diverged",

@@ -1,7 +1,7 @@
 //! What the links mean: what is wrong, what NCCL has to be told, and what to do about it.
 
 use paceline_nccl::pairs::{Link, LinkReport, Outcome};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, say, shortened, span};
 
 use crate::checks;
 use crate::finding::{Finding, Notes, Severity};
@@ -58,33 +58,31 @@ impl Judgement {
     pub fn worst(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).min()
     }
-
-    fn add(&mut self, severity: Severity, what: String, why: String, fix: String) {
-        let mut notes = Notes::default();
-        notes.sheet(checks::LINKS).add(severity, what, why, fix);
-        self.findings.append(&mut notes.findings);
-    }
 }
 
 /// Says what the links mean for a job that uses NCCL on these devices, in this language.
 ///
 /// *Source*: "Troubleshooting" in NCCL's user guide, for ACS, IOMMU, and `/dev/shm`.
 pub fn judge(report: &LinkReport, around: &Surroundings, lang: Lang) -> Judgement {
-    let mut judgement = Judgement::default();
+    let (mut notes, mut variables) = (Notes::new(lang), Vec::new());
     let is_off = around.p2p_disable.as_deref() == Some("1");
     let broken: Vec<&Link> = links(report, |link| link.says_ok && link.peer.is_bad());
-    judge_broken(&broken, around, lang, &mut judgement);
-    judge_host(report, lang, &mut judgement);
+    judge_broken(&broken, around, &mut notes, &mut variables);
+    judge_host(report, &mut notes);
     let unsupported = links(report, |link| !link.says_ok);
-    judge_unsupported(report, &unsupported, lang, &mut judgement);
+    judge_unsupported(report, &unsupported, &mut notes);
     let uses_host = is_off || !broken.is_empty() || !unsupported.is_empty();
     if uses_host && !report.links.is_empty() {
-        judge_shm(report, around, lang, &mut judgement);
+        judge_shm(report, around, &mut notes);
     }
-    judge_slow(report, lang, &mut judgement);
-    judge_untried(report, lang, &mut judgement);
-    judgement.findings.sort_by_key(|finding| finding.severity);
-    judgement
+    judge_slow(report, &mut notes);
+    judge_untried(report, &mut notes);
+    let mut findings = notes.findings;
+    findings.sort_by_key(|finding| finding.severity);
+    Judgement {
+        findings,
+        variables,
+    }
 }
 
 fn links(report: &LinkReport, is_meant: impl Fn(&Link) -> bool) -> Vec<&Link> {
@@ -94,19 +92,11 @@ fn links(report: &LinkReport, is_meant: impl Fn(&Link) -> bool) -> Vec<&Link> {
 /// `0 to 1, 1 to 0`, as far as it can be read.
 fn named(links: &[&Link], lang: Lang) -> String {
     const SHOWN_MAX: usize = 6;
-    let shown: Vec<String> = links
-        .iter()
-        .take(SHOWN_MAX)
-        .map(|link| match lang {
-            Lang::En => format!("{} to {}", link.from, link.to),
-            Lang::Ko => format!("{}→{}", link.from, link.to),
-        })
-        .collect();
-    let shown = shown.join(", ");
-    match links.len().saturating_sub(SHOWN_MAX) {
-        0 => shown,
-        more => say!(lang, "{shown} and {more} more", "{shown} 외 {more}개"),
-    }
+    let words = links.iter().map(|link| match lang {
+        Lang::En => format!("{} to {}", link.from, link.to),
+        Lang::Ko => format!("{}→{}", link.from, link.to),
+    });
+    shortened(words.collect(), SHOWN_MAX, lang)
 }
 
 /// The slowest and the fastest of some speeds: `12.3 GB/s`, `11.0 to 12.3 GB/s`.
@@ -115,15 +105,21 @@ fn speeds<'a>(outcomes: impl Iterator<Item = &'a Outcome>, lang: Lang) -> Option
     all.sort_by(f64::total_cmp);
     let (first, last) = (all.first()?, all.last()?);
     let (first, last) = (format!("{first:.1}"), format!("{last:.1}"));
-    Some(match (first == last, lang) {
-        (true, _) => format!("{first} GB/s"),
-        (false, Lang::En) => format!("{first} to {last} GB/s"),
-        (false, Lang::Ko) => format!("{first}~{last} GB/s"),
-    })
+    let speeds = match first == last {
+        true => first,
+        false => span(first, last, lang),
+    };
+    Some(format!("{speeds} GB/s"))
 }
 
 /// The driver says that it works, and it does not: NCCL would believe it.
-fn judge_broken(broken: &[&Link], around: &Surroundings, lang: Lang, judgement: &mut Judgement) {
+fn judge_broken(
+    broken: &[&Link],
+    around: &Surroundings,
+    notes: &mut Notes,
+    variables: &mut Vec<(String, String)>,
+) {
+    let lang = notes.lang;
     if broken.is_empty() {
         return;
     }
@@ -166,9 +162,7 @@ fn judge_broken(broken: &[&Link], around: &Surroundings, lang: Lang, judgement: 
             "{P2P_DISABLE} 값이 {value}입니다. NCCL이 호스트 메모리를 거치도록 1로 설정하세요. {mend}"
         ),
         None => {
-            judgement
-                .variables
-                .push((P2P_DISABLE.to_owned(), "1".to_owned()));
+            variables.push((P2P_DISABLE.to_owned(), "1".to_owned()));
             say!(
                 lang,
                 "set {P2P_DISABLE}=1 for all ranks, so that NCCL goes through the host's memory; {mend}",
@@ -181,11 +175,14 @@ fn judge_broken(broken: &[&Link], around: &Surroundings, lang: Lang, judgement: 
         "NCCL believes the driver: the first collective hangs, or a job trains on corrupted numbers",
         "NCCL은 드라이버를 믿습니다. 그래서 첫 집합 통신에서 멈추거나, 깨진 값으로 학습하게 됩니다"
     );
-    judgement.add(Severity::Error, what, why, fix);
+    notes
+        .sheet(checks::LINKS)
+        .add(Severity::Error, what, why, fix);
 }
 
 /// The way through the host is the last one that there is.
-fn judge_host(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
+fn judge_host(report: &LinkReport, notes: &mut Notes) {
+    let lang = notes.lang;
     let broken = links(report, |link| link.host.is_bad());
     if broken.is_empty() {
         return;
@@ -207,16 +204,14 @@ fn judge_host(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
          cables and power",
         "커널 로그에서 Xid와 PCIe 오류를 찾으세요(root 권한의 `paceline gpu doctor`에 나옵니다). 카드의 장착 상태, 케이블, 전원도 확인하세요"
     );
-    judgement.add(Severity::Error, what, why, fix);
+    notes
+        .sheet(checks::LINKS)
+        .add(Severity::Error, what, why, fix);
 }
 
 /// The driver says that it does not work.
-fn judge_unsupported(
-    report: &LinkReport,
-    unsupported: &[&Link],
-    lang: Lang,
-    judgement: &mut Judgement,
-) {
+fn judge_unsupported(report: &LinkReport, unsupported: &[&Link], notes: &mut Notes) {
+    let lang = notes.lang;
     if unsupported.is_empty() {
         return;
     }
@@ -246,13 +241,16 @@ fn judge_unsupported(
         "nothing has to be set; do not set NCCL_SHM_DISABLE, which takes that way away; train with one process per GPU",
         "설정할 것은 없습니다. NCCL_SHM_DISABLE은 이 경로를 막으므로 설정하지 마세요. GPU마다 프로세스 하나로 학습하세요"
     );
-    judgement.add(Severity::Note, what, why, fix);
+    notes
+        .sheet(checks::LINKS)
+        .add(Severity::Note, what, why, fix);
 }
 
 /// What goes through the host goes through `/dev/shm`.
-fn judge_shm(report: &LinkReport, around: &Surroundings, lang: Lang, judgement: &mut Judgement) {
+fn judge_shm(report: &LinkReport, around: &Surroundings, notes: &mut Notes) {
+    let lang = notes.lang;
     if around.shm_disable.as_deref() == Some("1") {
-        judgement.add(
+        notes.sheet(checks::LINKS).add(
             Severity::Warning,
             say!(
                 lang,
@@ -291,11 +289,14 @@ fn judge_shm(report: &LinkReport, around: &Surroundings, lang: Lang, judgement: 
         "컨테이너를 `--shm-size=8g`나 `--ipc=host`로 시작하거나 `sudo mount -o remount,size=8G /dev/shm`을 실행하세요. 이전 작업이 남긴 것은 `ls /dev/shm`에 \
          나옵니다"
     );
-    judgement.add(Severity::Warning, what, why, fix);
+    notes
+        .sheet(checks::LINKS)
+        .add(Severity::Warning, what, why, fix);
 }
 
 /// Data that arrives intact may still take a detour.
-fn judge_slow(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
+fn judge_slow(report: &LinkReport, notes: &mut Notes) {
+    let lang = notes.lang;
     let is_slow = |link: &Link| match (link.peer.gb_per_second(), link.host.gb_per_second()) {
         (Some(peer), Some(host)) => peer > 0.0 && host > peer * SLOW,
         _ => false,
@@ -321,11 +322,14 @@ fn judge_slow(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
              makes steps faster",
             "root 권한의 `paceline gpu doctor`에서 ACS와 IOMMU를 확인하세요. 그때까지는 NCCL_P2P_DISABLE=1이나 NCCL_P2P_LEVEL=PXB로 스텝이 빨라지는지 시험해 보세요"
         );
-        judgement.add(Severity::Warning, what, why, fix);
+        notes
+            .sheet(checks::LINKS)
+            .add(Severity::Warning, what, why, fix);
     }
 }
 
-fn judge_untried(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
+fn judge_untried(report: &LinkReport, notes: &mut Notes) {
+    let lang = notes.lang;
     let untried = links(report, |link| {
         [&link.peer, &link.host].contains(&&Outcome::NotTried)
     });
@@ -346,7 +350,9 @@ fn judge_untried(report: &LinkReport, lang: Lang, judgement: &mut Judgement) {
             "mend the others, then test again",
             "다른 연결을 먼저 고치고 다시 시험하세요"
         );
-        judgement.add(Severity::Note, what, why, fix);
+        notes
+            .sheet(checks::LINKS)
+            .add(Severity::Note, what, why, fix);
     }
 }
 

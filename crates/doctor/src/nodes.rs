@@ -9,7 +9,7 @@ pub(crate) mod table;
 
 use std::collections::BTreeMap;
 
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, joined, say};
 use serde::Serialize;
 
 pub use self::card::{Card, Measured, Miss, MissKind, Outcome, Reach, Row};
@@ -45,17 +45,7 @@ impl Nodes {
     /// Several names in one phrase, at most ten.
     pub(crate) fn names(&self, nodes: &[usize], lang: Lang) -> String {
         const NAMED_MAX: usize = 10;
-        let names = nodes.iter().take(NAMED_MAX);
-        let mut names: Vec<String> = names.map(|node| self.name(*node, lang)).collect();
-        if nodes.len() > NAMED_MAX {
-            let more = nodes.len() - NAMED_MAX;
-            names.push(say!(lang, "{more} more", "외 {more}개"));
-        }
-        match (lang, names.split_last()) {
-            (Lang::En, Some((last, rest))) if !rest.is_empty() => {
-                format!("{} and {last}", rest.join(", "))
-            }
-            _ => names.join(", "),
-        }
+        let names = nodes.iter().map(|node| self.name(*node, lang));
+        joined(names.collect(), NAMED_MAX, lang)
     }
 }

@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 
 use paceline_gpu::columns::aligned;
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 use serde::Serialize;
 
-use crate::finding::{Fact, Finding, Notes, Severity, count};
+use crate::finding::{Fact, Finding, Notes, Severity};
 use crate::nodes::table::{pairs, who};
 use crate::nodes::{MissKind, Nodes, Outcome};
 

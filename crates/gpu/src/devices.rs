@@ -3,11 +3,11 @@
 use crate::nvml;
 use crate::places::Places;
 use crate::snapshot::{DEVICES_MAX, Device, DriverError, Reading};
-use crate::words::count as count_of;
+use paceline_words::counted;
 
 /// Fewer GPUs than asked for.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{} asked for, {found} found{}", count_of(*.asked, "GPU"), .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
+#[error("{} asked for, {found} found{}", counted(*.asked, "GPU"), .reason.as_ref().map(|r| format!(" ({r})")).unwrap_or_default())]
 pub struct DeviceError {
     asked: usize,
     found: usize,
@@ -29,14 +29,15 @@ impl DeviceError {
 ///
 /// *Blocks*: as long as the driver does; nothing wakes the devices.
 pub fn count() -> Result<usize, String> {
-    ask().map_err(|error| reason(&error, &Places::from_env()))
+    let places = Places::from_env();
+    count_at(&places).map_err(|error| reason(&error, &places))
 }
 
-/// The same, with the driver's own error.
+/// The same at these places, with the driver's own error.
 ///
 /// *Blocks*: as [`count`].
-pub fn ask() -> Result<usize, DriverError> {
-    nvml::open(&Places::from_env()).map(|library| library.count() as usize)
+pub fn count_at(places: &Places) -> Result<usize, DriverError> {
+    nvml::open(places).map(|library| library.count() as usize)
 }
 
 /// Why the driver at these places cannot say, in words.

@@ -22,7 +22,7 @@ pub use self::visible::Visible;
 use crate::bus::Bus;
 use crate::columns::aligned;
 use crate::snapshot::Snapshot;
-use crate::words::count;
+use paceline_words::counted;
 
 /// How the devices of one machine are wired. Its fields are those of the JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -138,9 +138,9 @@ impl Topology {
         let gpus = self.ends_of(EndKind::Gpu).count();
         let others = self.ends_of(EndKind::Other);
         let mut head = match (gpus, others.count()) {
-            (0, others) => vec![count(others, "device")],
-            (gpus, 0) => vec![count(gpus, "GPU")],
-            (gpus, others) => vec![count(gpus, "GPU"), count(others, "other device")],
+            (0, others) => vec![counted(others, "device")],
+            (gpus, 0) => vec![counted(gpus, "GPU")],
+            (gpus, others) => vec![counted(gpus, "GPU"), counted(others, "other device")],
         };
         let driver = self.driver.as_ref();
         head.extend(driver.map(|version| format!("driver {version}")));
@@ -162,7 +162,7 @@ impl Topology {
             );
             more.extend(
                 end.mig_devices
-                    .map(|number| format!("MIG on, {}", count(number as usize, "instance"))),
+                    .map(|number| format!("MIG on, {}", counted(number as usize, "instance"))),
             );
             let known = |text: &Option<String>| text.clone().unwrap_or_else(|| UNKNOWN.to_owned());
             vec![

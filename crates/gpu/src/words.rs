@@ -1,15 +1,4 @@
-//! Numbers in sentences: how many of a thing there are, and numbers in a row.
-
-/// `1 GPU`, `2 GPUs`, `3 processes`.
-#[must_use]
-pub fn count(number: usize, noun: &str) -> String {
-    let plural = match noun {
-        _ if number == 1 => "",
-        _ if noun.ends_with('s') || noun.ends_with("ch") => "es",
-        _ => "s",
-    };
-    format!("{number} {noun}{plural}")
-}
+//! Numbers in a row.
 
 /// First and last of each run of numbers, which may come unsorted and several times.
 #[must_use]

@@ -15,10 +15,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use paceline_words::counted;
+
 pub use self::cpus::{Cpus, NotCpus};
 use self::topology::Topology;
 use crate::devices::{Lookup, Near};
-use crate::report::count;
 
 /// Groups of ranks that the one line about a plan names; more are counted.
 const SHOWN_MAX: usize = 8;
@@ -220,7 +221,7 @@ impl BindError {
                 "start fewer ranks, or let them share the node's cores: `--numa-binding node`".into()
             }
             Self::TooFewCores { cores, .. } => {
-                format!("start at most {}, or leave the binding out", count(*cores, "rank"))
+                format!("start at most {}, or leave the binding out", counted(*cores, "rank"))
             }
             Self::NoCpuNearGpu { .. } => {
                 "ask the batch system or the container for CPUs near the GPU (`taskset -pc $$` says which it gives), or \

@@ -17,7 +17,7 @@ use paceline_rendezvous::net::join;
 use paceline_rendezvous::nodes;
 use paceline_rendezvous::page::Generation;
 use paceline_rendezvous::store::Server;
-use paceline_words::{Lang, Text, Word, say};
+use paceline_words::{Text, Word, count, say};
 
 use self::meeting::{Meeting, serve};
 use self::words::{describe, joins};
@@ -31,7 +31,7 @@ use crate::elastic::record::{
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
 use crate::output::TAIL_LINES;
-use crate::report::{Failure, Lost, Node, Outcome, RankError, count};
+use crate::report::{Failure, Lost, Node, Outcome, RankError};
 use crate::round::{self, Launcher, NodePlace};
 use crate::signals;
 use crate::solo;
@@ -400,19 +400,14 @@ impl<'a> NodeAgent<'a> {
                         solo::notice(&what, (record.restarts, max_restarts), changed, lang);
                     }
                     _ => {
-                        let (round, nodes) = (record.id.number, record.members.len());
+                        let round = record.id.number;
+                        let nodes = count(lang, record.members.len(), "node", "노드");
                         let seconds = changed.elapsed().as_secs_f64();
-                        let took = match lang {
-                            Lang::En => {
-                                let nodes = count(nodes, "node");
-                                format!("round {round} with {nodes} took {seconds:.3} s")
-                            }
-                            Lang::Ko => {
-                                format!(
-                                    "노드 {nodes}개로 라운드 {round} 시작에 {seconds:.3}초 걸림"
-                                )
-                            }
-                        };
+                        let took = say!(
+                            lang,
+                            "round {round} with {nodes} took {seconds:.3} s",
+                            "{nodes}로 라운드 {round} 시작에 {seconds:.3}초 걸림"
+                        );
                         eprintln!("{what}; {took}");
                     }
                 }

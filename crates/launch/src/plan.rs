@@ -4,12 +4,13 @@ use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 
+use paceline_words::counted;
+
 use crate::binding::Bound;
 use crate::command;
 use crate::devices;
 use crate::error::LaunchError;
 use crate::job::{Job, NPROC_MAX};
-use crate::report::count;
 
 /// The variables by which compute libraries size their thread pools: OpenMP's (also MKL and OpenBLAS) and Rayon's.
 pub const THREAD_VARIABLES: [&str; 2] = ["OMP_NUM_THREADS", "RAYON_NUM_THREADS"];
@@ -153,11 +154,11 @@ fn threads(share: usize, asked: Option<usize>, user: Option<String>) -> Threads 
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ranks, cores) = (count(self.nproc, "rank"), count(self.cores, "core"));
+        let (ranks, cores) = (counted(self.nproc, "rank"), counted(self.cores, "core"));
         write!(f, "{ranks} on {cores}")?;
         match &self.threads {
             [Threads::Set(a), Threads::Set(b)] if a == b => {
-                write!(f, ", {} each", count(*a, "compute thread"))?;
+                write!(f, ", {} each", counted(*a, "compute thread"))?;
             }
             threads => {
                 for (name, value) in THREAD_VARIABLES.iter().zip(threads) {

@@ -7,31 +7,27 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_words::{Lang, Text, Word, say};
+use paceline_words::{Lang, Text, Word, count, joined, say, span};
 
 use crate::output::TAIL_LINES;
 use crate::plan::Plan;
 use crate::signals;
 use crate::stop::{Meaning, Stop, meaning};
 
-/// `1 node`, `2 nodes`.
-pub(crate) fn count(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {noun}{plural}")
-}
-
 /// "2 ranks go on", or wait for more nodes.
 pub(crate) fn ranks_go_on(ranks: usize, is_held: bool, lang: Lang) -> String {
-    let what = match (is_held, ranks) {
-        (true, 1) => "waits for more nodes",
-        (true, _) => "wait for more nodes",
-        (false, 1) => "goes on",
-        (false, _) => "go on",
+    let (wait, go) = match ranks {
+        1 => ("waits", "goes"),
+        _ => ("wait", "go"),
     };
-    match (lang, is_held) {
-        (Lang::En, _) => format!("{} {what}", count(ranks, "rank")),
-        (Lang::Ko, true) => format!("랭크 {ranks}개가 노드를 더 기다림"),
-        (Lang::Ko, false) => format!("랭크 {ranks}개로 계속함"),
+    let ranks = count(lang, ranks, "rank", "랭크");
+    match is_held {
+        true => say!(
+            lang,
+            "{ranks} {wait} for more nodes",
+            "{ranks}가 노드를 더 기다림"
+        ),
+        false => say!(lang, "{ranks} {go} on", "{ranks}로 계속함"),
     }
 }
 
@@ -560,24 +556,15 @@ impl Ranks<'_> {
     /// `0, 2 and 4 to 7`.
     pub(crate) fn text(&self, lang: Lang) -> String {
         let runs = self.0.chunk_by(|a, b| a + 1 == *b);
-        let mut runs: Vec<_> = runs.flat_map(|run| parts_of_run(run, lang)).collect();
-        match (lang, runs.pop()) {
-            (Lang::En, Some(last)) if !runs.is_empty() => format!("{} and {last}", runs.join(", ")),
-            (_, last) => {
-                runs.extend(last);
-                runs.join(", ")
-            }
-        }
+        let runs = runs.flat_map(|run| parts_of_run(run, lang));
+        joined(runs.collect(), usize::MAX, lang)
     }
 }
 
 /// Two in a row are named, three or more are a range.
 fn parts_of_run(run: &[usize], lang: Lang) -> Vec<String> {
     match run {
-        [first, _, .., last] => vec![match lang {
-            Lang::En => format!("{first} to {last}"),
-            Lang::Ko => format!("{first}~{last}"),
-        }],
+        [first, _, .., last] => vec![span(first, last, lang)],
         few => few.iter().map(usize::to_string).collect(),
     }
 }

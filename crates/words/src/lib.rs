@@ -4,10 +4,12 @@
 //! Machines are told English: JSON, files of errors, and what one process tells another.
 
 mod lang;
+mod phrases;
 
 use std::fmt;
 
 pub use lang::Lang;
+pub use phrases::{count, counted, joined, shortened, span};
 
 /// A word or sentence in English and Korean; `{}` in it is for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Records as people read them: nccl-tests' columns.
 
-use paceline_gpu::words::count;
+use paceline_words::counted;
 
 use super::record::{Record, Run, Streaming, Timing};
 use super::sizes::bytes_text;
@@ -46,8 +46,8 @@ fn heading(run: &Run) -> String {
         run.cpu,
         run.cores,
         run.system,
-        count(run.world, "rank"),
-        count(run.hosts, "host"),
+        counted(run.world, "rank"),
+        counted(run.hosts, "host"),
         run.transport,
         row(&names).split_at(2).1,
     )
@@ -93,7 +93,7 @@ fn footing(streaming: &Streaming) -> String {
     let mut text = format!(
         "# streaming: {:.2} GB/s by {} at once, each on {} of its own (two reads, two {stores} writes)",
         streaming.gb_s,
-        count(streaming.world, "rank"),
+        counted(streaming.world, "rank"),
         bytes_text(streaming.bytes),
     );
     for share in &streaming.shares {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use paceline_gpu::columns::with_numbers;
-use paceline_gpu::words::count;
+use paceline_words::counted;
 use serde::{Serialize, Serializer};
 
 use super::evidence::Evidence;
@@ -51,7 +51,7 @@ impl Dealt {
                 let who = named.map_or("found".to_owned(), |rank| format!("rank {rank} named"));
                 format!(
                     "{words}: {who} after {}",
-                    count(after_steps as usize, "step")
+                    counted(after_steps as usize, "step")
                 )
             }
         })
@@ -182,7 +182,7 @@ impl Report {
         };
         let resumed = match trial.resumed {
             0 => String::new(),
-            times => format!(", started again {}", count(times, "time")),
+            times => format!(", started again {}", counted(times, "time")),
         };
         let (ended, took) = (&trial.ended, seconds(trial.took));
         lines.push(("job", format!("{hung}{ended} after {took}{resumed}")));
@@ -229,7 +229,7 @@ impl Report {
             times.sort_unstable();
             let Some(most) = times.last() else { continue };
             let median = times[(times.len() - 1) / 2];
-            let times = count(rows.count(), "time");
+            let times = counted(rows.count(), "time");
             let (median, most) = (seconds(median), seconds(*most));
             ways.push(format!(
                 "{} {times} (median {median}, most {most})",

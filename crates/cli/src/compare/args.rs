@@ -7,8 +7,8 @@ use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, value_parser};
-use paceline_gpu::words::count;
 use paceline_launch::NPROC_MAX;
+use paceline_words::counted;
 
 use crate::flags::{json, mistake, required, valued, whole};
 use crate::run::{self, RunArgs};
@@ -250,7 +250,7 @@ fn leading(words: &[OsString]) -> Result<(Vec<usize>, &[OsString]), String> {
 fn program_rows(ranks: &[usize], args: &[OsString]) -> Vec<RowArgs> {
     let ranks = if ranks.is_empty() { &[1, 2] } else { ranks };
     let row = |ranks: &usize| RowArgs {
-        name: count(*ranks, "rank"),
+        name: counted(*ranks, "rank"),
         ranks: *ranks,
         replicas: None,
         args: args.to_vec(),
@@ -277,7 +277,7 @@ fn strategy_rows<'a>(
         } else {
             "rank"
         };
-        let row = |parts: &usize| (name, format!("{name} on {}", count(*parts, what)), *parts);
+        let row = |parts: &usize| (name, format!("{name} on {}", counted(*parts, what)), *parts);
         rows.extend(ranks.iter().map(row));
     }
     let shards = rows.iter().map(|(_, _, parts)| *parts).max().unwrap_or(1);

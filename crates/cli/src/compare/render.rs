@@ -134,7 +134,7 @@ impl Comparison {
             (Some(first), _) => format!("Nothing was shown to be faster than {}", first.name),
             (None, _) => String::new(),
         };
-        let rounds = paceline_gpu::words::count(self.rounds, "round");
+        let rounds = paceline_words::counted(self.rounds, "round");
         Bars {
             title,
             subtitle: format!("{}: median of {rounds}", self.program),

@@ -1,6 +1,6 @@
 //! What the figures of a comparison say, in sentences.
 
-use paceline_gpu::words::count;
+use paceline_words::counted;
 
 use super::figures::{Figures, Wait, percent};
 use super::records::Busy;
@@ -111,7 +111,7 @@ fn advice(first: &Figures, row: &Figures, cores: usize) -> Option<String> {
     let is_long = |wait: Option<Wait>| wait.is_some_and(|wait| wait.share >= WAIT_LONG);
     let (busy, gain) = (row.all_busy_share, (row.speed_up - 1.0) / (ideal - 1.0));
     let text = if row.busy != Busy::Gpus && row.ranks > cores {
-        let cores = count(cores, "core");
+        let cores = counted(cores, "core");
         return Some(format!(
             "This machine has {cores}, so the ranks take turns."
         ));
@@ -167,7 +167,7 @@ mod tests {
     fn row(ranks: usize, seconds: [f64; 2], all_busy_share: f64) -> Figures {
         let [least, most] = seconds;
         Figures {
-            name: count(ranks, "rank"),
+            name: counted(ranks, "rank"),
             ranks,
             rounds: 3,
             seconds: Spread {

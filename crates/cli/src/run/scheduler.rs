@@ -11,7 +11,7 @@ use paceline_rendezvous::scheduler::{
 use super::args::RunArgs;
 use super::nodes::{Nodes, RdzvBackend};
 use super::ranks::Processes;
-use paceline_gpu::words;
+use paceline_words::counted;
 
 /// A command line, and what the scheduler says where it says nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ fn summary(
     is_placed: bool,
 ) -> Option<String> {
     let ranks = gpus.map(|(count, name)| {
-        let ranks = words::count(count, "rank");
+        let ranks = counted(count, "rank");
         format!("{ranks} on this node, as {name} says")
     });
     let nodes = &args.nodes;
@@ -160,7 +160,7 @@ fn summary(
     let given = |is_given| if is_given { " as given" } else { "" };
     let count = match nodes.nodes {
         Nodes { min, max } if min < max => format!("{min} to {max} nodes"),
-        Nodes { max, .. } => words::count(max, "node"),
+        Nodes { max, .. } => counted(max, "node"),
     };
     let mut text = format!("{}: {count}", found.job);
     text.push_str(given(args.given.nodes));

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 
 use super::nodes::{NodesArgs, RdzvBackend};
 use crate::exit::{Exit, Failure};
-use paceline_gpu::words::count;
+use paceline_words::counted;
 
 /// The warnings to print before the job starts.
 ///
@@ -19,7 +19,7 @@ pub(crate) fn check(args: &NodesArgs) -> Result<Vec<String>, Failure> {
     match args.backend {
         RdzvBackend::Static => {
             if args.node_rank >= max {
-                let (rank, nodes) = (args.node_rank, count(max, "node"));
+                let (rank, nodes) = (args.node_rank, counted(max, "node"));
                 return Err(usage(
                     format!("--node-rank is {rank}, and the job has {nodes}"),
                     "give --nnodes the number of nodes; node ranks count from 0",

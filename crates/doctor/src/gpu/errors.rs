@@ -3,12 +3,12 @@
 //! *Source*: NVIDIA's "GPU Memory Error Management" (row remapping, containment) and "Dynamic Page Retirement".
 
 use paceline_gpu::snapshot::{Device, Snapshot};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 use super::rules::{self, Rule, rules};
 use super::words::{gpus, grouped, joined, listed};
 use crate::checks;
-use crate::finding::{Notes, count};
+use crate::finding::Notes;
 
 /// Packets sent again that are worth a word. Our own choice: a sound link has a handful after months.
 const REPLAYS_MIN: u64 = 1_000;

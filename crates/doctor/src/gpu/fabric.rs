@@ -5,10 +5,10 @@
 
 use paceline_gpu::bus::Bus;
 use paceline_gpu::snapshot::{PciKind, Reading, Snapshot};
-use paceline_words::say;
+use paceline_words::{count, say};
 
 use crate::checks;
-use crate::finding::{Notes, count};
+use crate::finding::Notes;
 
 /// Whether the machine's own NVSwitches are on the bus.
 pub(super) fn has_switches(snapshot: &Snapshot) -> bool {

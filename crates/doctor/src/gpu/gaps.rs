@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, Gap, PciKind, Reading, Snapshot};
-use paceline_words::{Lang, Word, say};
+use paceline_words::{Lang, Word, count, say};
 
 use super::words::{gpus, joined};
 use crate::checks;
-use crate::finding::{Notes, count, plain};
+use crate::finding::{Notes, plain};
 
 pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     judge_others(snapshot, notes);

@@ -4,7 +4,7 @@
 
 use paceline_gpu::sample::Throttle;
 use paceline_gpu::snapshot::{Device, Snapshot};
-use paceline_words::{Lang, say};
+use paceline_words::{say, span};
 
 use super::rules::{self, Rule, rules};
 use super::words::{gpus, grouped, joined};
@@ -28,10 +28,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     if let (Some(least), Some(most)) = (known.clone().min(), known.max()) {
         notes.sheet(checks::TEMPERATURE).fact(match least == most {
             true => format!("{most} \u{b0}C"),
-            false => match lang {
-                Lang::En => format!("{least} to {most} \u{b0}C"),
-                Lang::Ko => format!("{least}~{most} \u{b0}C"),
-            },
+            false => format!("{} \u{b0}C", span(least, most, lang)),
         });
     }
     rules::judge(THROTTLES, devices, notes);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Device, Holder, Memory, Reading, Snapshot};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 use super::words::{age, gpus, listed};
 use crate::checks;
-use crate::finding::{Notes, Severity, count, plain, size};
+use crate::finding::{Notes, Severity, plain, size};
 
 /// Processes that get a line of their own.
 const TOLD_MAX: usize = 12;
@@ -161,10 +161,11 @@ fn judge_others(others: &[&Process<'_>], notes: &mut Notes) {
     let list = listed(list.collect(), lang);
     notes.sheet(checks::PROCESSES).add(
         severity,
-        match lang {
-            Lang::En => format!("{number} {verb} the GPUs: {list}"),
-            Lang::Ko => format!("GPU를 사용 중인 {number}: {list}"),
-        },
+        say!(
+            lang,
+            "{number} {verb} the GPUs: {list}",
+            "GPU를 사용 중인 {number}: {list}"
+        ),
         say!(
             lang,
             "a job that begins now shares memory and time with them: it is slower, or ends with \"out of memory\"",

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use paceline_gpu::snapshot::{Device, Nic, Reading, Snapshot};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 use super::rules::indices;
 use super::words::{gpus, gpus_that, grouped, joined, listed};
 use crate::checks;
-use crate::finding::{Notes, count, plain};
+use crate::finding::{Notes, plain};
 
 /// Speed in megabits per second from which a network card is one to train over.
 const FAST_MBPS: u64 = 25_000;

@@ -4,12 +4,12 @@
 
 use paceline_gpu::devices::{Gpu, visible};
 use paceline_gpu::snapshot::{Reading, Snapshot};
-use paceline_words::say;
+use paceline_words::{count, say};
 
 use super::pairs::{Pair, pairs};
 use super::words::joined;
 use crate::checks;
-use crate::finding::{Notes, count, plain};
+use crate::finding::{Notes, plain};
 
 /// Entries of CUDA_VISIBLE_DEVICES that are looked at; a snapshot from elsewhere may have any number.
 const ENTRIES_MAX: usize = 1_024;

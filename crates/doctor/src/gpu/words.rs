@@ -1,8 +1,8 @@
 //! Devices, pairs, times and names as findings write them.
 
 use paceline_gpu::snapshot::{Device, Snapshot};
-use paceline_gpu::words::{count, runs};
-use paceline_words::{Lang, say};
+use paceline_gpu::words::runs;
+use paceline_words::{Lang, counted, say, span};
 
 use crate::finding::plain;
 
@@ -19,11 +19,10 @@ pub(super) fn gpus(indices: &[u32], lang: Lang) -> String {
     };
     let words = runs
         .into_iter()
-        .flat_map(|(first, last)| match (last - first, lang) {
-            (0, _) => vec![first.to_string()],
-            (1, _) => vec![first.to_string(), last.to_string()],
-            (_, Lang::En) => vec![format!("{first} to {last}")],
-            (_, Lang::Ko) => vec![format!("{first}~{last}")],
+        .flat_map(|(first, last)| match last - first {
+            0 => vec![first.to_string()],
+            1 => vec![first.to_string(), last.to_string()],
+            _ => vec![span(first, last, lang)],
         });
     format!("{noun} {}", joined(words.collect(), lang))
 }
@@ -39,19 +38,8 @@ pub(super) fn gpus_that(indices: &[u32], one: &str, several: &str, lang: Lang) -
 }
 
 /// "a", "a and b", "a, b and c", "a, b, ... and 7 more"; "a, b 외 7개".
-pub(super) fn joined(mut words: Vec<String>, lang: Lang) -> String {
-    let more = words.len().saturating_sub(LISTED_MAX);
-    words.truncate(LISTED_MAX);
-    if more > 0 {
-        let words = words.join(", ");
-        return say!(lang, "{words} and {more} more", "{words} 외 {more}개");
-    }
-    match (lang, words.as_slice()) {
-        (Lang::En, [rest @ .., last]) if !rest.is_empty() => {
-            format!("{} and {last}", rest.join(", "))
-        }
-        _ => words.join(", "),
-    }
+pub(super) fn joined(words: Vec<String>, lang: Lang) -> String {
+    paceline_words::joined(words, LISTED_MAX, lang)
 }
 
 /// "a; b; c" for words that have commas of their own; at most some of them.
@@ -75,10 +63,12 @@ pub(super) fn pairs(pairs: &[(u32, u32)], all: usize, lang: Lang) -> String {
             let some = pairs.len();
             let named = pairs.iter().map(|(a, b)| format!("{a}-{b}")).collect();
             let named = joined(named, lang);
-            match lang {
-                Lang::En => format!("{some} of {} of GPUs: {named}", count(all, "pair")),
-                Lang::Ko => format!("GPU {all}쌍 중 {some}쌍({named})"),
-            }
+            let counted = counted(all, "pair");
+            say!(
+                lang,
+                "{some} of {counted} of GPUs: {named}",
+                "GPU {all}쌍 중 {some}쌍({named})"
+            )
         }
     }
 }
@@ -122,8 +112,10 @@ pub(super) fn age(seconds: u64, lang: Lang) -> String {
         0..MINUTE => say!(lang, "{seconds} s", "{seconds}초"),
         MINUTE..HOUR => say!(lang, "{minutes} min", "{minutes}분"),
         HOUR..DAY => say!(lang, "{hours} h", "{hours}시간"),
-        DAY..172_800 => say!(lang, "{days} day", "{days}일"),
-        _ => say!(lang, "{days} days", "{days}일"),
+        _ => {
+            let counted = counted(usize::try_from(days).unwrap_or(usize::MAX), "day");
+            say!(lang, "{counted}", "{days}일")
+        }
     }
 }
 

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 
 use paceline_gpu::snapshot::{Snapshot, Xid};
-use paceline_words::{Lang, Word, say};
+use paceline_words::{Lang, Word, count, say};
 
 use super::words::{age, gpus};
 use crate::checks;
-use crate::finding::{Notes, Severity, count, plain};
+use crate::finding::{Notes, Severity, plain};
 
 /// What a code means.
 struct Known {
@@ -196,10 +196,11 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
         };
         sheet.add(
             severity,
-            match lang {
-                Lang::En => format!("Xid {code} on {whom}{times}{last}: {said}"),
-                Lang::Ko => format!("{whom}의 Xid {code}{times}{last}: {said}"),
-            },
+            say!(
+                lang,
+                "Xid {code} on {whom}{times}{last}: {said}",
+                "{whom}의 Xid {code}{times}{last}: {said}"
+            ),
             known.map_or(UNKNOWN_WHY, |known| known.why).of(lang),
             known.map_or(UNKNOWN_FIX, |known| known.fix).of(lang),
         );

@@ -1,9 +1,9 @@
 //! Cores: those there are, those this process may use, and those its container's quota pays for.
 
-use paceline_words::{Lang, say};
+use paceline_words::{count, say};
 
 use crate::checks;
-use crate::finding::{Notes, count};
+use crate::finding::Notes;
 use crate::options::Options;
 use paceline_gpu::cgroup::{self, Folders};
 use paceline_gpu::host::Host;
@@ -101,17 +101,15 @@ pub(crate) fn judge(cpu: &Cpu, options: &Options, notes: &mut Notes) {
         );
     }
     let all_ranks = counted_ranks(ranks);
-    sheet.fact(match lang {
-        Lang::En => format!("{text}; {all_ranks} with {counted_threads}"),
-        Lang::Ko => format!("{text}; {all_ranks}, 랭크마다 {counted_threads}"),
-    });
+    sheet.fact(say!(
+        lang,
+        "{text}; {all_ranks} with {counted_threads}",
+        "{text}; {all_ranks}, 랭크마다 {counted_threads}"
+    ));
     if ranks > usable {
         let (cores, most) = (counted_cores(usable), counted_ranks(usable));
         sheet.warning(
-            match lang {
-                Lang::En => format!("{all_ranks} on {cores}"),
-                Lang::Ko => format!("{cores}에 {all_ranks}"),
-            },
+            say!(lang, "{all_ranks} on {cores}", "{cores}에 {all_ranks}"),
             say!(
                 lang,
                 "ranks that wait for one another take turns on a core, and every step is as slow as the last to have had its turn; \

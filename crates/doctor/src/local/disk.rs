@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_words::{Text, say};
+use paceline_words::{Text, count, say};
 use rustix::fs::{Access, StatVfs, StatVfsMountFlags};
 
 use crate::checks;
-use crate::finding::{Notes, count, size};
+use crate::finding::{Notes, size};
 use crate::options::Options;
 use paceline_gpu::host::Host;
 

@@ -1,9 +1,9 @@
 //! Variables of the environment that would surprise the job.
 
-use paceline_words::{Lang, say};
+use paceline_words::{count, say};
 
 use crate::checks;
-use crate::finding::{Notes, count, plain};
+use crate::finding::{Notes, plain};
 use crate::options::Options;
 use paceline_gpu::host::Host;
 
@@ -128,10 +128,11 @@ pub(crate) fn judge(host: &Host<'_>, options: &Options, cores: usize, notes: &mu
         let (names, to_unset) = (of_a_rank.join(", "), of_a_rank.join(" "));
         let are = if of_a_rank.len() == 1 { "is" } else { "are" };
         sheet.note(
-            match lang {
-                Lang::En => format!("{names} {are} set already"),
-                Lang::Ko => format!("이미 설정되어 있음: {names}"),
-            },
+            say!(
+                lang,
+                "{names} {are} set already",
+                "이미 설정되어 있음: {names}"
+            ),
             say!(
                 lang,
                 "`paceline run` sets them anew for its ranks, but a program that is started without it takes itself for a rank of a job",

@@ -2,11 +2,11 @@
 
 use paceline_gpu::devices;
 use paceline_gpu::places::Places;
-use paceline_gpu::snapshot::Snapshot;
-use paceline_words::{Lang, Text, say};
+use paceline_gpu::snapshot::{DriverError, Snapshot};
+use paceline_words::{Lang, Text, count, say};
 
 use crate::checks;
-use crate::finding::{Notes, Severity, count, plain};
+use crate::finding::{Notes, Severity, plain};
 use crate::gpu::{diagnose, models, trouble};
 
 /// The machine's devices, or the reason why they are unknown.
@@ -16,10 +16,13 @@ pub(crate) type Seen = Result<Snapshot, Text>;
 ///
 /// *Blocks*: as long as the driver does, with a broken one for ever.
 pub(crate) fn look(places: &Places) -> Seen {
-    devices::ask().map_err(|error| {
-        Text::new(|lang| match lang {
-            Lang::En => devices::reason(&error, places),
-            Lang::Ko => trouble(&error, lang),
+    devices::count_at(places).map_err(|error| {
+        Text::new(|lang| match (lang, &error) {
+            (Lang::En, error) => devices::reason(error, places),
+            (Lang::Ko, DriverError::NoLibrary(words)) if places.library.is_some() => {
+                format!("NVIDIA 드라이버 라이브러리를 로드할 수 없음: {words}")
+            }
+            (Lang::Ko, error) => trouble(error, lang),
         })
     })?;
     Ok(paceline_gpu::take(places))

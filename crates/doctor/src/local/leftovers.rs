@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use paceline_gpu::host::Host;
 use paceline_gpu::process::{Environ, Stat};
-use paceline_words::say;
+use paceline_words::{count, say};
 
 use crate::checks;
-use crate::finding::{Notes, count, plain};
+use crate::finding::{Notes, plain};
 
 /// Processes of one job on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

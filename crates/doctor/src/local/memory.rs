@@ -1,9 +1,9 @@
 //! *Memory*: the machine's, the container's, and `/dev/shm`.
 
-use paceline_words::say;
+use paceline_words::{count, say};
 
 use crate::checks;
-use crate::finding::{Notes, count, size};
+use crate::finding::{Notes, size};
 use crate::options::Options;
 use paceline_gpu::host::Host;
 use paceline_gpu::memory;

@@ -294,16 +294,15 @@ fn judge_name(network: &Network, several_nodes: bool, notes: &mut Notes) {
 /// "eth0 10.0.0.5, lo 127.0.0.1".
 fn listed(interfaces: &[(String, IpAddr)], lang: Lang) -> String {
     let words = interfaces.iter().map(|(name, ip)| format!("{name} {ip}"));
-    let mut words: Vec<String> = words.take(NAMED_MAX).collect();
+    let words = words.take(NAMED_MAX).collect::<Vec<_>>().join(", ");
     match interfaces.len() {
-        0 => words.push(say!(lang, "none", "없음")),
+        0 => say!(lang, "none", "없음"),
         count if count > NAMED_MAX => {
             let more = count - NAMED_MAX;
-            words.push(say!(lang, "{more} more", "외 {more}개"));
+            say!(lang, "{words}, {more} more", "{words} 외 {more}개")
         }
-        _ => {}
+        _ => words,
     }
-    words.join(", ")
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use paceline_rendezvous::token::TOKEN_VARIABLE;
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 use super::meet::is_reached;
 use super::{Card, Miss, MissKind, Nodes, Outcome, Reach};
 use crate::checks;
-use crate::finding::{Notes, Severity, Sheet, count, size};
+use crate::finding::{Notes, Severity, Sheet, size};
 
 /// Clocks further apart than this are worth a word; time servers keep them within milliseconds.
 const CLOCK_US: u64 = 1_000_000;
@@ -57,14 +57,11 @@ fn missing(nodes: &Nodes, seconds: u64, notes: &mut Notes) {
         let here = nodes.names(&here, lang);
         sheet.add(
             severity,
-            match lang {
-                Lang::En => format!(
-                    "{noun} {shown} of {all} {verb} not come within {seconds} s; here: {here}"
-                ),
-                Lang::Ko => {
-                    format!("노드 {all}개 중 {seconds}초 안에 오지 않은 노드: {shown}; 온 노드: {here}")
-                }
-            },
+            say!(
+                lang,
+                "{noun} {shown} of {all} {verb} not come within {seconds} s; here: {here}",
+                "노드 {all}개 중 {seconds}초 안에 오지 않은 노드: {shown}; 온 노드: {here}"
+            ),
             say!(
                 lang,
                 "the command does not run there, looks for another endpoint, or cannot reach this one: then it says so there",
@@ -212,14 +209,12 @@ fn gap_finding(nodes: &Nodes, gap: &Gap, from: &[usize], lang: Lang, sheet: &mut
         Back::Fails => say!(lang, "; nor the other way", "; 반대 방향도 안 됨"),
         Back::Unknown => String::new(),
     };
-    let (addr, text) = (&gap.addr, &gap.text);
-    let what = match lang {
-        Lang::En => format!("{who} {verb} {whom} at {addr}: {text}{others}{direction}"),
-        Lang::Ko => {
-            let cause = gap.kind.word().of(lang);
-            format!("{who} → {whom} 연결 안 됨: {addr}, {cause}({text}){others}{direction}")
-        }
-    };
+    let (addr, text, cause) = (&gap.addr, &gap.text, gap.kind.word().of(lang));
+    let what = say!(
+        lang,
+        "{who} {verb} {whom} at {addr}: {text}{others}{direction}",
+        "{who} → {whom} 연결 안 됨: {addr}, {cause}({text}){others}{direction}"
+    );
     let range = match card.ports {
         Some((first, last)) => say!(lang, "{first} to {last}", "{first}~{last}번"),
         None => say!(lang, "above 1024", "1024번 위"),
@@ -356,15 +351,12 @@ fn addresses(nodes: &Nodes, notes: &mut Notes) {
                 let works = works.unwrap_or_default();
                 let (who, whom) = (nodes.names(&from, lang), nodes.name(*to, lang));
                 let reach = if from.len() == 1 { "reaches" } else { "reach" };
-                let what = match lang {
-                    Lang::En => format!("{who} {reach} {whom} at {works}, but not at {text}"),
-                    Lang::Ko => {
-                        let cause = kind.word().of(lang);
-                        format!(
-                            "{who} → {whom}: {works}에는 연결되지만 다음은 안 됨: {text}({cause})"
-                        )
-                    }
-                };
+                let cause = kind.word().of(lang);
+                let what = say!(
+                    lang,
+                    "{who} {reach} {whom} at {works}, but not at {text}",
+                    "{who} → {whom}: {works}에는 연결되지만 다음은 안 됨: {text}({cause})"
+                );
                 let is_first = position == 0;
                 address_finding(&mut sheet, is_first, kind, what, &works, &whom, lang);
             }

@@ -23,14 +23,14 @@ use std::time::{Duration, Instant};
 
 use paceline_rendezvous::endpoint;
 use paceline_rendezvous::store::{Client, Server, ServerOptions, Store as _, StoreError};
-use paceline_words::{Text, say};
+use paceline_words::{Text, count, say};
 
 use super::card::{ADDRESSES_MAX, Card, Row};
 use super::not_met::{self, NotMet};
 use super::probe::{Listener, Speech, Target, reach};
 use super::{Nodes, Outcome};
 use crate::error::DoctorError;
-use crate::finding::{Finding, Severity, count};
+use crate::finding::{Finding, Severity};
 use crate::local::Summary;
 use crate::options::Options;
 

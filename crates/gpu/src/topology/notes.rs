@@ -8,7 +8,7 @@ use super::text::{listed, shown};
 use super::tree::{self, Root};
 use crate::bus::{Bus, NVIDIA};
 use crate::snapshot::{Capability, Device, DriverError, Gap, PciKind, Snapshot};
-use crate::words::count;
+use paceline_words::counted;
 
 /// Everything that should be known about the picture.
 pub(super) fn all(
@@ -34,7 +34,7 @@ pub(super) fn all(
     let nics = snapshot.system.nics.iter();
     let nics = nics.filter(|nic| nic.pci.is_some()).count();
     if nics > NICS_MAX {
-        let cards = count(nics - NICS_MAX, "more network card");
+        let cards = counted(nics - NICS_MAX, "more network card");
         notes.push(format!("{cards} are not shown"));
     }
     notes.extend(confined(snapshot));
@@ -164,7 +164,7 @@ fn untold_p2p(snapshot: &Snapshot) -> Vec<String> {
             .iter()
             .map(|capability| capability_word(*capability).to_owned())
             .collect();
-        let ways = count(pairs, "way");
+        let ways = counted(pairs, "way");
         format!(
             "`{UNKNOWN}` in P2P {}, {ways} from one GPU to another: {gap}",
             listed(&words)

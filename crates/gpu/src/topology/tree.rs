@@ -12,7 +12,7 @@ use super::text::shown;
 use crate::bus::{Bus, DEPTH_MAX, place};
 use crate::columns::aligned;
 use crate::snapshot::{Device, PciDevice, PciKind, PcieLink, Snapshot};
-use crate::words::count;
+use paceline_words::counted;
 
 /// A device that does this much is not idle, in percent of the driver's measuring period.
 const BUSY_PERCENT: u32 = 10;
@@ -381,7 +381,10 @@ fn lines(branches: &[Branch], before: &str, rows: &mut Vec<Vec<String>>) {
         lines(&branch.below, &format!("{before}{pass}"), rows);
     }
     if more > 0 {
-        rows.push(vec![format!("{before}└─ and {} more", count(more, "NIC"))]);
+        rows.push(vec![format!(
+            "{before}└─ and {} more",
+            counted(more, "NIC")
+        )]);
     }
 }
 

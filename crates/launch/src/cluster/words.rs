@@ -1,10 +1,10 @@
 //! What people are told about rounds.
 
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 use crate::elastic::decide::listed;
 use crate::elastic::record::{Record, Why};
-use crate::report::{count, ranks_go_on};
+use crate::report::ranks_go_on;
 
 /// Why a round was begun, for people.
 pub(super) fn describe(record: &Record, is_outside: bool, lang: Lang) -> Option<String> {
@@ -55,16 +55,12 @@ pub(super) fn joins(record: &Record, is_held: bool, lang: Lang) -> Vec<String> {
     for (node, member) in record.members.iter().enumerate() {
         let host = &member.host;
         if member.newcomers.len() == member.slots.len() {
-            let ranks = member.slots.len();
-            lines.push(match lang {
-                Lang::En => {
-                    let ranks = count(ranks, "rank");
-                    format!("node {node} (host {host}) joins with {ranks}; {now}")
-                }
-                Lang::Ko => {
-                    format!("노드 {node}(호스트 {host}): 랭크 {ranks}개와 함께 합류; {now}")
-                }
-            });
+            let ranks = count(lang, member.slots.len(), "rank", "랭크");
+            lines.push(say!(
+                lang,
+                "node {node} (host {host}) joins with {ranks}; {now}",
+                "노드 {node}(호스트 {host}): {ranks}와 함께 합류; {now}"
+            ));
             continue;
         }
         for newcomer in &member.newcomers {

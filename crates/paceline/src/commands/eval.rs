@@ -4,11 +4,12 @@ use std::io::{self, Write};
 
 use paceline_cli::exit::{Exit, Failure, warn};
 use paceline_cli::flags::finish;
-use paceline_gpu::{columns, words};
+use paceline_gpu::columns;
 use paceline_train::config::Task;
 use paceline_train::{
     ClassFigures, Deviations, Evaluation, Which, class_table, eval, most_confused, printable,
 };
+use paceline_words::counted;
 
 use super::failed;
 use super::train::{run_or_newest, settings_of};
@@ -75,7 +76,7 @@ fn report(evaluation: &Evaluation, which: Which) -> String {
     let mut text = format!(
         "model     {checkpoint}{}\ndata      {data}: {}\nresult    loss {loss:.4}{figures}\n",
         which.note(),
-        words::count(*predictions as usize, noun),
+        counted(*predictions as usize, noun),
     );
     if !classes.is_empty() {
         text += &format!("\n{}\n{}", of_classes(classes), confusion(evaluation));

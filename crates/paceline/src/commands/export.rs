@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
-use paceline_gpu::words;
 use paceline_train::export;
+use paceline_words::counted;
 
 use super::failed;
 use super::train::{run_or_newest, settings_of};
@@ -22,8 +22,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Exit, Failure> {
         io::stdout(),
         "{}: {}, {}, from {}{}",
         exported.path.display(),
-        words::count(exported.tensors, "tensor"),
-        words::count(exported.values, "value"),
+        counted(exported.tensors, "tensor"),
+        counted(exported.values, "value"),
         exported.checkpoint.display(),
         args.which.note(),
     ))

@@ -7,10 +7,10 @@ use std::io::{self, Write as _};
 use paceline_checkpoint::ledger::{self, Attempt, Audit, Begin, Cause, Epoch};
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
-use paceline_gpu::words;
 use paceline_train::run_dir::checkpoints;
 use paceline_usage::files::write_beside;
 use paceline_usage::{Lane, Lanes, Piece};
+use paceline_words::counted;
 
 use crate::cli::LedgerArgs;
 
@@ -73,7 +73,7 @@ fn report(audit: &Audit) -> String {
         first = last + 1;
     }
     if audit.skipped > 0 {
-        let steps = words::count(audit.skipped as usize, "step");
+        let steps = counted(audit.skipped as usize, "step");
         let _ = writeln!(
             text,
             "skipped   {steps} changed nothing: the loss or a gradient was not finite"
@@ -86,8 +86,8 @@ fn report(audit: &Audit) -> String {
         steps += of.last - of.first + 1;
     }
     if steps > 0 {
-        let samples = words::count(samples as usize, "sample");
-        let steps = words::count(steps as usize, "step");
+        let samples = counted(samples as usize, "sample");
+        let steps = counted(steps as usize, "step");
         let _ = writeln!(
             text,
             "given up  {samples} of {steps}: the ranks went back from a loss or gradient that was not finite"
@@ -97,7 +97,7 @@ fn report(audit: &Audit) -> String {
         let _ = writeln!(text, "{:>10}  {what}", clock(audit, at_ms));
     }
     if audit.torn_bytes > 0 {
-        let bytes = words::count(audit.torn_bytes as usize, "byte");
+        let bytes = counted(audit.torn_bytes as usize, "byte");
         let _ = writeln!(
             text,
             "the last record is torn, as a crash leaves it: {bytes} do not count"
@@ -136,12 +136,12 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
     let mut before: Option<&Attempt> = None;
     for attempt in &audit.attempts {
         let begin = &attempt.begin;
-        let ranks = words::count(begin.world, "rank");
+        let ranks = counted(begin.world, "rank");
         let step = begin.step;
         let lost = before.map_or(0, |before| before.last_step.saturating_sub(step));
         let lost = match lost {
             0 => String::new(),
-            lost => format!(", {} rolled back", words::count(lost as usize, "step")),
+            lost => format!(", {} rolled back", counted(lost as usize, "step")),
         };
         if let Some(before) = before.filter(|_| begin.cause == Cause::Resume) {
             let last = before.last_step;
@@ -158,7 +158,7 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
         };
         told.push((attempt.began_ms, what));
         if begin.dropped_bytes > 0 {
-            let bytes = words::count(begin.dropped_bytes as usize, "byte");
+            let bytes = counted(begin.dropped_bytes as usize, "byte");
             told.push((
                 attempt.began_ms,
                 format!("removed a torn record of {bytes}"),
@@ -169,7 +169,7 @@ fn incidents(audit: &Audit) -> Vec<(u64, String)> {
                 true => format!("step {}", of.last),
                 false => format!("steps {} to {}", of.first, of.last),
             };
-            let samples = words::count(of.samples as usize, "sample");
+            let samples = counted(of.samples as usize, "sample");
             let what = format!("{samples} of {steps} were given up: loss or gradient not finite");
             told.push((of.at_ms, what));
         }
@@ -257,14 +257,14 @@ fn picture(audit: &Audit) -> Lanes {
     lanes.sort_by_key(|(rank, ..)| *rank);
     let lanes = lanes.into_iter().map(|(rank, steps, pieces)| Lane {
         name: format!("rank {rank}"),
-        figure: words::count(steps as usize, "step"),
+        figure: counted(steps as usize, "step"),
         pieces,
     });
     Lanes {
         title: "Steps of a run".into(),
         subtitle: format!(
             "{} committed, {} rolled back, {}",
-            words::count(audit.steps as usize, "step"),
+            counted(audit.steps as usize, "step"),
             audit.rolled_back,
             match audit.faults.is_empty() {
                 true => "every sample used as dealt",

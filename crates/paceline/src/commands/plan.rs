@@ -12,11 +12,11 @@ use paceline_ddp::CommHook;
 use paceline_ddp::device::DeviceKind;
 use paceline_gpu::host::Host;
 use paceline_gpu::memory;
-use paceline_gpu::words::count;
 use paceline_train::config::{
     Fallback, Given, JobShape, Resolved, Source, Surroundings, TrainConfig, option,
 };
 use paceline_train::plan::{Cluster, Cost, Layout, Link, Plan, Workload};
+use paceline_words::counted;
 
 use self::measure::Measured;
 use super::train::read_settings;
@@ -61,8 +61,8 @@ fn json(value: &impl serde::Serialize) -> String {
 }
 
 fn heading(args: &PlanArgs, config: &TrainConfig) -> String {
-    let ranks = count(args.nodes * config.nproc_per_node, "rank");
-    let nodes = count(args.nodes, "node");
+    let ranks = counted(args.nodes * config.nproc_per_node, "rank");
+    let nodes = counted(args.nodes, "node");
     let batch = config.global_batch;
     format!("{ranks} on {nodes}, global batch {batch}; measured on this machine\n")
 }
@@ -118,7 +118,7 @@ fn planned(args: &PlanArgs, resolved: &Resolved) -> Result<Plan, Failure> {
     let config = resolved.config();
     let cores = Surroundings::of_process().cores;
     let ranks = config.nproc_per_node.min(cores.max(1));
-    note(&format!("measuring with {}", count(ranks, "rank")));
+    note(&format!("measuring with {}", counted(ranks, "rank")));
     let mut measured = Measured::default();
     measured.measure(resolved, ranks)?;
     let cluster = cluster(args, config, measured.link);

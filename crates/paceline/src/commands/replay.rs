@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use paceline_checkpoint::digests::Difference;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
-use paceline_gpu::words;
 use paceline_train::{Replayed, replay};
+use paceline_words::counted;
 
 use super::train::{saved_run, settings_of};
 use crate::cli::ReplayArgs;
@@ -50,11 +50,11 @@ fn report(replayed: &Replayed) -> String {
         "replayed  steps {} to {step} on one rank, from {start}\n",
         from + 1
     );
-    let shards = words::count(*shards_compared, "shard");
-    let steps = words::count(*steps_compared as usize, "step");
+    let shards = counted(*shards_compared, "shard");
+    let steps = counted(*steps_compared as usize, "step");
     text += &format!("compared  {shards} of {steps}\n");
     if *shards_unrecorded > 0 {
-        let shards = words::count(*shards_unrecorded, "shard");
+        let shards = counted(*shards_unrecorded, "shard");
         text += &format!(
             "{shards} not recorded: the rank was lost before it wrote, or its file is on another host\n"
         );

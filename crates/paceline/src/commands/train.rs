@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use paceline_checkpoint::{CheckpointError, Remote};
 use paceline_ddp::Backend;
 use paceline_ddp::device::{self, DeviceError, DeviceKind};
-use paceline_gpu::words;
 use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_train::config::{
@@ -15,7 +14,7 @@ use paceline_train::config::{
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, counted, say};
 
 use super::mlflow::{self, Tracking, tracked};
 use super::{Program, allocator_settings, failed, rank, wrong_settings};
@@ -395,7 +394,7 @@ fn start(config: &TrainConfig, run: &RunDir, args: &TrainArgs) -> Result<Exit, F
     let program = job::own_program()?;
     let (ranks, cores) = (config.nproc_per_node, Surroundings::of_process().cores);
     if config.device == DeviceKind::Cpu && ranks > cores {
-        let cores = words::count(cores, "core");
+        let cores = counted(cores, "core");
         note(&format!("{ranks} ranks take turns on {cores}"));
     }
     let mut job = job::new(&program, ranks)?;

@@ -4,12 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use paceline_doctor::{Finding, Severity};
-use paceline_gpu::words;
 use paceline_rendezvous::page::{Activity, Differences, Phase, op_name};
 use paceline_rendezvous::process::{Stat, state_text};
 use paceline_report::{End, Incident, Piece, Seen, Start};
 use paceline_usage::busy::share;
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, counted, say};
 
 /// What findings are about.
 const FOREVER: &str = "waits forever";
@@ -115,11 +114,9 @@ impl Facts<'_> {
     }
 }
 
-fn ranks_here(count: usize, lang: Lang) -> String {
-    match lang {
-        Lang::En => format!("{} on this machine", words::count(count, "rank")),
-        Lang::Ko => format!("이 머신의 랭크 {count}개"),
-    }
+fn ranks_here(ranks: usize, lang: Lang) -> String {
+    let ranks = count(lang, ranks, "rank", "랭크");
+    say!(lang, "{ranks} on this machine", "이 머신의 {ranks}")
 }
 
 /// All that is worth a word, the worst first.
@@ -403,7 +400,7 @@ fn different(facts: &Facts<'_>) -> Option<Finding> {
         let what = match lang {
             Lang::En => format!(
                 "the weights of ranks differed at step {step}: {odd}; {} in all",
-                words::count(times as usize, "time")
+                counted(times as usize, "time")
             ),
             Lang::Ko => format!("스텝 {step}에서 랭크들의 가중치가 서로 다름: {odd}, 모두 {times}회"),
         };
@@ -658,7 +655,7 @@ fn skipped(seen: &Seen, lang: Lang) -> Option<Finding> {
             Lang::En => format!(
                 "{}{} had a loss or a gradient that was infinite or NaN",
                 if is_least { "at least " } else { "" },
-                words::count(count, "step")
+                counted(count, "step")
             ),
             Lang::Ko => format!(
                 "손실이나 그래디언트가 무한대 또는 NaN이 된 스텝: {}{count}개",

@@ -3,22 +3,17 @@
 use paceline_doctor::links::Judgement;
 use paceline_gpu::columns::aligned;
 use paceline_nccl::pairs::{Link, LinkReport, Outcome};
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, count, say};
 
 /// Devices, a matrix for each way, and the findings.
 pub(super) fn of(report: &LinkReport, judgement: &Judgement, lang: Lang) -> String {
-    let (count, cuda, size) = (
-        report.devices.len(),
-        report.cuda,
-        report.message_bytes >> 20,
+    let devices = count(lang, report.devices.len(), "device", "장치");
+    let (cuda, size) = (report.cuda, report.message_bytes >> 20);
+    let mut text = say!(
+        lang,
+        "{devices}, driver for CUDA {cuda}, copies of {size} MiB\n\n",
+        "{devices}, CUDA {cuda}용 드라이버, 복사 크기 {size} MiB\n\n"
     );
-    let devices = if count == 1 { "device" } else { "devices" };
-    let mut text = match lang {
-        Lang::En => {
-            format!("{count} {devices}, driver for CUDA {cuda}, copies of {size} MiB\n\n")
-        }
-        Lang::Ko => format!("장치 {count}개, CUDA {cuda}용 드라이버, 복사 크기 {size} MiB\n\n"),
-    };
     let rows = report.devices.iter().enumerate();
     let rows = rows.map(|(number, place)| {
         vec![

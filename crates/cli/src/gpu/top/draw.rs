@@ -1,6 +1,6 @@
 //! A frame: what is drawn where, for what there is and for the room there is.
 
-use paceline_gpu::words::count;
+use paceline_words::counted;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
@@ -130,10 +130,10 @@ fn header(state: &State, theme: Theme, width: usize) -> Line<'static> {
         parts.extend(Some(look.host.clone()).filter(|host| !host.is_empty()));
         let driver = look.driver.as_ref();
         parts.extend(driver.map(|version| format!("driver {version}")));
-        parts.push(count(look.devices.len(), "GPU"));
+        parts.push(counted(look.devices.len(), "GPU"));
     }
     if let Some(look) = &state.jobs {
-        parts.push(count(look.jobs.len(), "job"));
+        parts.push(counted(look.jobs.len(), "job"));
     }
     parts.push(format!("every {}s", state.interval.as_secs_f64()));
     let at = [

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use paceline_words::{Lang, Word, say};
+use paceline_words::{Lang, Word, count, say, shortened, span};
 
 use super::{Agent, Ranks};
 use crate::elastic::messages::Command;
 use crate::elastic::record::{Page, Phase, State};
-use crate::report::count;
 
 /// Most nodes that one notice names.
 const NAMED_MAX: usize = 8;
@@ -81,14 +80,13 @@ impl Agent {
                     format!("{why}, {}", self.attendance())
                 }
                 Some(record) if record.position(self.page.id).is_none() => {
-                    let (nodes, most) = (record.members.len(), self.rules.nodes_max);
-                    match lang {
-                        Lang::En => {
-                            let most = count(most, "node");
-                            format!("the job runs on {nodes} of at most {most}")
-                        }
-                        Lang::Ko => format!("작업이 최대 {most}개 중 {nodes}개의 노드에서 실행 중"),
-                    }
+                    let nodes = record.members.len();
+                    let most = count(lang, self.rules.nodes_max, "node", "노드");
+                    say!(
+                        lang,
+                        "the job runs on {nodes} of at most {most}",
+                        "작업이 최대 {most} 중 {nodes}개에서 실행 중"
+                    )
                 }
                 Some(_) => return None,
             }
@@ -105,8 +103,7 @@ impl Agent {
         let lang = self.rules.lang;
         let wanted = match (self.rules.is_static, min == max) {
             (true, _) | (_, true) => max.to_string(),
-            _ if lang == Lang::Ko => format!("{min}~{max}"),
-            _ => format!("{min} to {max}"),
+            _ => span(min, max, lang),
         };
         let names = some_of(here.iter().map(|page| page.name(lang)), lang);
         let have = if here.len() == 1 { "has" } else { "have" };
@@ -122,10 +119,11 @@ impl Agent {
             }
         };
         let here = here.len();
-        let joined = match lang {
-            Lang::En => format!("{here} of {wanted} nodes {have} joined ({names})"),
-            Lang::Ko => format!("노드 {wanted}개 중 {here}개가 옴({names})"),
-        };
+        let joined = say!(
+            lang,
+            "{here} of {wanted} nodes {have} joined ({names})",
+            "노드 {wanted}개 중 {here}개가 옴({names})"
+        );
         match missing.as_str() {
             "" => joined,
             _ => say!(
@@ -139,13 +137,7 @@ impl Agent {
 
 /// A list with commas that stays readable with a thousand nodes.
 fn some_of(names: impl Iterator<Item = String>, lang: Lang) -> String {
-    let names: Vec<_> = names.collect();
-    let mut text = names[..names.len().min(NAMED_MAX)].join(", ");
-    if names.len() > NAMED_MAX {
-        let more = names.len() - NAMED_MAX;
-        text += &say!(lang, " and {more} more", " 외 {more}개");
-    }
-    text
+    shortened(names.collect(), NAMED_MAX, lang)
 }
 
 #[cfg(test)]

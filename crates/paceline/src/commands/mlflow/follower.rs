@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use paceline_cli::exit::{hint, note, warn};
-use paceline_gpu::words;
 use paceline_report::{ReportError, Tail};
 use paceline_train::scalars;
+use paceline_words::counted;
 use serde_json::{Map, Value};
 
 use super::client::{Client, METRICS_MAX, Metric, Refused, Status, metric_name, now, pairs};
@@ -194,7 +194,7 @@ impl Follower {
         let Err(refused) = sent else {
             return;
         };
-        let values = words::count(self.unsent(), "value");
+        let values = counted(self.unsent(), "value");
         warn(&format!(
             "{refused}; it lacks the end of this run and up to {values}"
         ));

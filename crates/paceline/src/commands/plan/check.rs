@@ -1,10 +1,10 @@
 //! `paceline plan --check`: layouts that are run, beside their predictions.
 
 use paceline_cli::exit::{Failure, note};
-use paceline_gpu::words::count;
 use paceline_train::config::Resolved;
 use paceline_train::plan::{Check, Checked, Cluster, Layout, Plan};
 use paceline_train::probe::Rehearsal;
+use paceline_words::counted;
 
 use super::measure::{Measured, measure};
 use super::{check_scope, cluster, flags, plain, resolve, work};
@@ -30,7 +30,7 @@ fn check_with(args: &PlanArgs, resolved: &Resolved, ranks: usize) -> Result<Vec<
     let mut measured = Measured::default();
     let mut runs: Vec<(Layout, Resolved, Option<Rehearsal>)> = Vec::new();
     for round in 1..=ROUNDS {
-        let of = format!("with {}, round {round} of {ROUNDS}", count(ranks, "rank"));
+        let of = format!("with {}, round {round} of {ROUNDS}", counted(ranks, "rank"));
         note(&format!("measuring {of}"));
         measured.measure(resolved, ranks)?;
         if runs.is_empty() {
