@@ -11,6 +11,8 @@ OK, FAILED, PENDING = range(3)
 
 ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V, BARRIER, SEND, RECV = range(1, 13)
 
+OWN_CODE, DATA_LOADER, FORWARD, BACKWARD, EVALUATION = range(1, 6)
+
 
 class Span(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
@@ -54,6 +56,7 @@ def _load():
         "next_finished": (status, ctypes.c_uint64, to_handle),
         "forget": (status, handle),
         "set_timeout": (status, handle, ctypes.c_uint64),
+        "set_phase": (status, handle, ctypes.c_uint32, ctypes.c_uint64),
         "abort": (status, handle, text, size),
         "close": (status, handle, text, size),
     }
@@ -65,7 +68,7 @@ def _load():
 
 _library = _load()
 run, submit, wait, forget = _library.paceline_run, _library.paceline_submit, _library.paceline_wait, _library.paceline_forget
-notify = _library.paceline_notify
+notify, set_phase = _library.paceline_notify, _library.paceline_set_phase
 
 
 class Failure(RuntimeError):

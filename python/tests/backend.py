@@ -408,6 +408,58 @@ def a_rank_that_is_missing_is_named_in_time(rank, world):
     assert (error.kind, error.culprits) == ("timeout", [2]), vars(error)
 
 
+def steps(rank, samples):
+    """A layer after three steps, and what has its fourth batch."""
+    layer = torch.nn.Linear(2, 1)
+    optimizer, other = (torch.optim.SGD(layer.parameters(), lr=0.1) for _ in range(2))
+    batches = iter(torch.utils.data.DataLoader(samples))
+    for _ in range(3):
+        layer(next(batches)).sum().backward()
+        optimizer.step()
+        other.step()  # is not counted
+    return layer, batches
+
+
+def what_rank_1_is_told_to_do(rank, slow):
+    """The words of rank 0, which waits for it."""
+    if rank == 1:
+        slow()
+        return str(raises(dist.barrier))
+    return str(raises(lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.5))))
+
+
+@case(2)
+def a_slow_sample_is_told_with_its_step(rank, world):
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            time.sleep(1.5 if index == 3 else 0)
+            return torch.ones(2)
+
+    _, batches = steps(rank, Samples())
+    said = what_rank_1_is_told_to_do(rank, lambda: next(batches))
+    assert "rank 1 (host" in said and "in the data loader at step 4" in said, said
+
+
+@case(2)
+def a_slow_backward_pass_is_told_with_its_step(rank, world):
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            time.sleep(1.5)
+            return gradient
+
+    layer, batches = steps(rank, torch.ones(4, 2))
+    said = what_rank_1_is_told_to_do(rank, lambda: Slow.apply(layer(next(batches))).sum().backward())
+    assert "rank 1 (host" in said and "in the backward pass at step 4" in said, said
+
+
 @case(2)
 def a_forked_child_has_no_group(rank, world):
     reader, writer = os.pipe()

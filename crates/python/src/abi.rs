@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use paceline_rendezvous::page::Phase;
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -278,6 +279,29 @@ pub extern "C" fn paceline_forget(work: u64) -> i32 {
 pub extern "C" fn paceline_set_timeout(group: u64, timeout_ms: u64) -> i32 {
     status(|| {
         tables().groups.get(group)?.set_timeout(timeout_ms);
+        Ok(OK)
+    })
+}
+
+/// Publishes what this rank does, at which step: 1 the program's own code, 2 the data loader, 3 the forward pass, 4 the backward pass, 5
+/// evaluation. *Cost*: about 100 ns.
+#[unsafe(no_mangle)]
+pub extern "C" fn paceline_set_phase(group: u64, phase: u32, step: u64) -> i32 {
+    status(|| {
+        let phase = match phase {
+            1 => Phase::BetweenSteps,
+            2 => Phase::DataLoader,
+            3 => Phase::Forward,
+            4 => Phase::Backward,
+            5 => Phase::Evaluation,
+            _ => {
+                return Err(Failure::new(
+                    "bug",
+                    format!("no phase has the number {phase}"),
+                ));
+            }
+        };
+        tables().groups.get(group)?.set_phase(phase, step);
         Ok(OK)
     })
 }

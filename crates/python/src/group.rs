@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_collective::{Error, ProcessGroup};
+use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::store::Server;
 use parking_lot::Mutex;
 
@@ -71,6 +72,11 @@ impl Group {
     /// The deadline of each later operation between all ranks that brings none of its own.
     pub(crate) fn set_timeout(&self, timeout_ms: u64) {
         self.timeout_ms.store(timeout_ms, Ordering::Relaxed);
+    }
+
+    /// Publishes what this rank does, for those who look at the job or wait for it.
+    pub(crate) fn set_phase(&self, phase: Phase, step: u64) {
+        self.group.set_phase(phase, step);
     }
 
     /// Gives up: this rank's calls and those of all its peers fail.

@@ -30,8 +30,9 @@ mod worker;
 
 pub use self::abi::{
     FAILED, OK, PENDING, paceline_abort, paceline_close, paceline_forget, paceline_host,
-    paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_set_timeout,
-    paceline_subgroup, paceline_submit, paceline_text, paceline_version, paceline_wait,
+    paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_set_phase,
+    paceline_set_timeout, paceline_subgroup, paceline_submit, paceline_text, paceline_version,
+    paceline_wait,
 };
 pub use self::call::{Call, Kind};
 pub use self::failure::Failure;

@@ -1,4 +1,4 @@
-//! The Python package, if there is a Python with PyTorch.
+//! The Python package: its wheel, and the package beside PyTorch, if there is a Python with it.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,36 @@ fn the_package_says_its_version_without_torch() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said.trim(), env!("CARGO_PKG_VERSION"), "{output:?}");
+}
+
+/// It is made of the program and the library that cargo has built for tests.
+#[test]
+fn the_wheel_installs_and_runs_where_there_is_no_torch() {
+    let built = library();
+    let built = built.ancestors().nth(2).unwrap();
+    if !built.join("paceline").exists() {
+        paceline_testing::skipped(
+            "there is no program paceline yet; `cargo test --workspace` builds it",
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/wheel.sh");
+    let mut command = Command::new(script);
+    let command = paceline_testing::outside_of_jobs(&mut command);
+    command.arg("--prebuilt").args([built, folder.path()]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(3) {
+        paceline_testing::skipped(errors.trim());
+        return;
+    }
+    assert!(output.status.success(), "{said}\n{errors}");
+    assert!(
+        said.contains("rank 0 ") && said.contains("rank 1 "),
+        "{said}"
+    );
 }
 
 /// `python/tests/backend.py` has the cases.

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import _library as library
-from paceline.torch import work
+from paceline.torch import phase, work
 from paceline.torch.error import CollectiveError
 
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
@@ -146,6 +146,8 @@ class Group(dist.ProcessGroup):
         except library.Failure as failure:
             raise self._error(failure.report) from None
         _groups.add(self)
+        if not options.global_ranks_in_group:
+            phase.tell(self._handle)
 
     def _form(self, options):
         timeout_ms = max(1, options.timeout // _MILLISECOND)
@@ -234,6 +236,7 @@ class Group(dist.ProcessGroup):
     def _close(self, why):
         handle, self._handle = self._handle, None
         if handle is not None:
+            phase.stop(handle)
             try:
                 library.close(handle, why)
             except library.Failure:
