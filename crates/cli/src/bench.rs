@@ -1,6 +1,5 @@
 //! `paceline bench`: measures the operations between ranks. Here is its command line.
 
-mod host;
 mod measurement;
 mod op;
 mod quantile;

@@ -23,7 +23,7 @@ use self::plan::{Strike, plan};
 use self::report::{Compared, Report, Trial, VERSION};
 use self::scene::Extent;
 use self::trial::{Setting, line, run};
-use crate::exit::{Exit, Failure, hint, note};
+use crate::exit::{Exit, Failure, hint, note, tell};
 use crate::flags::print;
 use crate::job;
 
@@ -156,7 +156,7 @@ fn show_errors(file: &Path) {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     for line in &lines[lines.len().saturating_sub(LINES_SHOWN)..] {
-        eprintln!("  {line}");
+        tell(format_args!("  {line}\n"));
     }
     if !lines.is_empty() {
         hint(&format!("all of the program's errors: {}", file.display()));

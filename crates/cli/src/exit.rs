@@ -172,6 +172,11 @@ pub fn hint_in(lang: Lang, message: &str) {
     say(HINT.of(lang), AnsiColor::Cyan, message);
 }
 
+/// Prints text of whole lines on stderr, for people.
+pub fn tell(text: impl fmt::Display) {
+    let _ = write!(anstream::stderr().lock(), "{text}");
+}
+
 /// A closed stderr takes no message; the program goes on.
 fn say(label: &str, color: AnsiColor, message: &str) {
     let _ = labelled(&mut anstream::stderr().lock(), label, color, message);

@@ -12,7 +12,7 @@ use paceline_launch::{Job, LaunchError, Outcome};
 use paceline_rendezvous::token::Token;
 use paceline_words::{Lang, count, say};
 
-use crate::exit::{Exit, Failure, hint_in, warn};
+use crate::exit::{Exit, Failure, hint_in, tell, warn};
 use crate::usage::{Usage, UsageArgs, lang};
 
 /// Tells the ranks where to leave their flight records.
@@ -51,7 +51,7 @@ pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
     }
     // Before the failure, which is what people look for at the end.
     if let Some(summary) = usage.and_then(Usage::finish) {
-        eprint!("{summary}");
+        tell(summary);
     }
     let exit = report(&outcome, lang);
     if let Some(dir) = flight_dir.filter(|_| outcome.failure.is_some()) {

@@ -11,6 +11,8 @@
 //! assert!(matches!(command, paceline_cli::Command::Run(_)));
 //! ```
 
+#![warn(clippy::print_stderr)] // it panics where the terminal is gone
+
 pub mod about;
 mod activity;
 mod bench;

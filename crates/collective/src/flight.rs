@@ -188,11 +188,15 @@ impl Flight {
         let Some(dir) = &self.dir else { return };
         match write(&dump(self, doing), dir, written.as_deref()) {
             Ok(path) => *written = Some(path),
-            Err(error) => eprintln!(
-                "rank {}: cannot write its flight record into {}: {error}",
-                self.identity.rank,
-                dir.display()
-            ),
+            // Nobody may listen any more.
+            Err(error) => {
+                let _ = writeln!(
+                    io::stderr(),
+                    "rank {}: cannot write its flight record into {}: {error}",
+                    self.identity.rank,
+                    dir.display()
+                );
+            }
         }
     }
 }

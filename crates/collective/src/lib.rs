@@ -53,6 +53,8 @@
 //! [`split`](ProcessGroup::split) makes groups of some of a group's ranks, [`subgroup`](ProcessGroup::subgroup) one that its members alone
 //! make, and [`DeviceMesh`] one along each dimension of a grid. Each has its own order, threads, connections and first failure.
 
+#![warn(clippy::print_stderr)] // it panics where the terminal is gone
+
 mod async_calls;
 mod bootstrap;
 mod buffer;

@@ -30,6 +30,7 @@ use crate::elastic::record::{
 };
 use crate::error::LaunchError;
 use crate::job::{Cluster, Job, StoreKind};
+use crate::notice;
 use crate::output::TAIL_LINES;
 use crate::report::{Failure, Lost, Node, Outcome, RankError};
 use crate::round::{self, Launcher, NodePlace};
@@ -273,7 +274,7 @@ impl<'a> NodeAgent<'a> {
             Command::Open(round) => match self.open_ports() {
                 Ok(ports) => self.give(Input::Opened(round, ports)),
                 Err(error) => {
-                    eprintln!("{error}");
+                    notice::line(&error);
                     self.give(Input::Signal(libc::SIGKILL));
                 }
             },
@@ -307,7 +308,7 @@ impl<'a> NodeAgent<'a> {
                     self.order = Some(Order::End(how));
                 }
             }
-            Command::Notice(text) => eprintln!("{text}"),
+            Command::Notice(text) => notice::line(&text),
             Command::Exit(exit) => self.exit = Some(exit),
         }
     }
@@ -387,7 +388,7 @@ impl<'a> NodeAgent<'a> {
                 "warning: the job has no rank {rank}, so no rank reads standard input",
                 "경고: 작업에 랭크 {rank}번이 없어 표준 입력을 읽는 랭크가 없음"
             );
-            eprintln!("{line}");
+            notice::line(&line);
         }
         self.rounds += 1;
         let notice = || {
@@ -408,7 +409,7 @@ impl<'a> NodeAgent<'a> {
                             "round {round} with {nodes} took {seconds:.3} s",
                             "{nodes}로 라운드 {round} 시작에 {seconds:.3}초 걸림"
                         );
-                        eprintln!("{what}; {took}");
+                        notice::line(format_args!("{what}; {took}"));
                     }
                 }
             }
@@ -550,7 +551,7 @@ impl<'a> NodeAgent<'a> {
                         "{signal}: stopped while it waited for the other nodes",
                         "{signal}: 다른 노드를 기다리는 동안 중단됨"
                     );
-                    eprintln!("{line}");
+                    notice::line(&line);
                 }
                 let step = self.stop.and_then(|stop| stop.step);
                 stop = Some(Stop { signal, step });

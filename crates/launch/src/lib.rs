@@ -32,6 +32,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![warn(clippy::print_stderr)] // it panics where the terminal is gone
+
 #[cfg(not(target_os = "linux"))]
 compile_error!("paceline-launch needs Linux: pidfd, child subreaper, parent death signal");
 
@@ -48,6 +50,7 @@ mod job;
 pub mod judge;
 mod memory;
 mod memory_folder;
+mod notice;
 mod orphans;
 mod output;
 mod plan;
@@ -157,7 +160,7 @@ pub fn run(mut job: Job) -> Result<Outcome, LaunchError> {
         .extend(error_file::write(&job, attempt, &outcome));
     // Where rank 0 has the console to itself, it says so itself.
     if let (None, Some(stop), Console::Prefixed) = (&outcome.failure, outcome.stop(), job.console) {
-        eprintln!("{}", stop.text(job.lang));
+        notice::line(stop.text(job.lang));
     }
     Ok(outcome)
 }

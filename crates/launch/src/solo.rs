@@ -8,6 +8,7 @@ use paceline_words::{Lang, say};
 
 use crate::elastic::messages::{How, Order};
 use crate::error::LaunchError;
+use crate::notice;
 use crate::report::{Failure, Outcome};
 use crate::round::{self, Launcher, NodePlace};
 use crate::supervise::{Coordinator, Seen};
@@ -81,7 +82,7 @@ pub(crate) fn notice(what: &str, (restart, of): (u32, u32), failed_at: Instant, 
         "{what}; restart {restart} of {of} took {seconds:.3} s",
         "{what}; 재시작 {restart}/{of}에 {seconds:.3}초 걸림"
     );
-    eprintln!("{line}");
+    notice::line(&line);
 }
 
 /// A port that is free now. It is left for the program (a PyTorch script listens there on rank 0), so it cannot be

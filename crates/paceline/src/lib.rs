@@ -57,6 +57,8 @@
 //!
 //! Programs also join their group when started by `torchrun`, by Slurm or MPI, or by hand with torchrun's variables set.
 
+#![warn(clippy::print_stderr)] // it panics where the terminal is gone
+
 #[cfg(feature = "cli")]
 mod cli;
 #[cfg(feature = "cli")]

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
+use paceline_usage::figures::thousands;
 use serde::Serialize;
 
 /// Environment variable with the width of the terminal that shows rank 0's standard output, set by the command that starts
@@ -16,7 +17,9 @@ const COLUMNS_MAX: usize = 1000;
 /// Minimum time between two redraws of the bar.
 const REDRAW_AFTER: Duration = Duration::from_millis(100);
 
-const BAR_WIDTH: u64 = 30;
+/// Letters of the bar itself, where there is room and where there is little.
+const BAR_WIDTH: usize = 30;
+const BAR_WIDTH_MIN: usize = 8;
 
 /// The format of rank 0's standard output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,9 +79,9 @@ impl Console {
     }
 
     /// Moves the bar.
-    pub(crate) fn step(&self, done: u64, loss: f32) {
+    pub(crate) fn step(&self, at: impl FnOnce() -> At) {
         if let Some(bar) = &self.bar {
-            bar.draw(done, loss);
+            bar.draw(at);
         }
     }
 
@@ -102,6 +105,21 @@ fn write(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
+/// What the bar shows.
+pub(crate) struct At {
+    /// Steps that are done.
+    pub(crate) step: u64,
+    /// The one that goes on, and all.
+    pub(crate) epochs: (u64, u64),
+    pub(crate) loss: f32,
+    pub(crate) per_second: f64,
+    /// What is counted by the second.
+    pub(crate) unit: &'static str,
+    pub(crate) ranks: usize,
+    /// Share of the time in which all of them computed at once, once it is known.
+    pub(crate) all_busy: Option<f64>,
+}
+
 /// A bar on the last line of a terminal. Standard output is a pipe here; the launcher forwards its bytes.
 struct Bar {
     columns: usize,
@@ -113,32 +131,69 @@ struct Bar {
 }
 
 impl Bar {
-    fn draw(&self, done: u64, loss: f32) {
+    fn draw(&self, at: impl FnOnce() -> At) {
         let is_fresh = |at: Instant| at.elapsed() < REDRAW_AFTER;
         if self.drawn.get().is_none_or(|at| !is_fresh(at)) {
-            write(&format!(
-                "\r\x1b[2K{}",
-                self.text(done, loss, self.started.elapsed())
-            ));
+            let text = self.text(&at(), self.started.elapsed());
+            write(&format!("\r\x1b[2K{text}"));
             self.drawn.set(Some(Instant::now()));
         }
     }
 
-    fn text(&self, done: u64, loss: f32, elapsed: Duration) -> String {
-        let filled = (done * BAR_WIDTH / self.steps.max(1)).min(BAR_WIDTH) as usize;
-        let bar = format!(
-            "{}{}",
-            "█".repeat(filled),
-            "░".repeat(BAR_WIDTH as usize - filled)
-        );
+    /// The figures that fit beside a bar, the least important ones left out first.
+    fn text(&self, at: &At, elapsed: Duration) -> String {
+        let done = at.step;
         let since_start = done.saturating_sub(self.first_step).max(1) as f64;
         let left = self.steps.saturating_sub(done) as f64;
-        let seconds = elapsed.as_secs_f64() / since_start * left;
-        let text = format!(
-            "{bar} step {done}/{}  loss {loss:.4}  {seconds:.0} s left",
-            self.steps
-        );
-        text.chars().take(self.columns - 1).collect()
+        let left = left_text(elapsed.as_secs_f64() / since_start * left);
+        let (epoch, epochs) = at.epochs;
+        let busy = at.all_busy.filter(|_| at.ranks > 1);
+        // In the order of the line, each with its rank.
+        let mut figures = vec![
+            (1, format!("epoch {epoch}/{epochs}")),
+            (5, format!("step {done}/{}", self.steps)),
+            (2, format!("loss {:.4}", at.loss)),
+            (
+                4,
+                format!("{} {}/s", thousands(at.per_second.round() as u64), at.unit),
+            ),
+            (3, format!("{left} left")),
+        ];
+        figures.extend(busy.map(|share| {
+            (
+                6,
+                format!("all {} ranks busy {:.0} %", at.ranks, 100.0 * share),
+            )
+        }));
+        let room = self.columns - 1;
+        let len = |figures: &[(u8, String)]| -> usize {
+            figures
+                .iter()
+                .map(|(_, text)| text.chars().count() + 2)
+                .sum()
+        };
+        while figures.len() > 1 && len(&figures) + BAR_WIDTH_MIN > room {
+            let least = figures.iter().map(|(rank, _)| *rank).max();
+            figures.retain(|(rank, _)| Some(*rank) != least);
+        }
+        let width = room.saturating_sub(len(&figures)).min(BAR_WIDTH);
+        let filled = (done as usize * width / self.steps.max(1) as usize).min(width);
+        let mut text = format!("{}{}", "█".repeat(filled), "░".repeat(width - filled));
+        for (_, figure) in figures {
+            text.push_str("  ");
+            text.push_str(&figure);
+        }
+        text.chars().take(room).collect()
+    }
+}
+
+/// `45 s`, `12 min`, `3 h 20 min`.
+fn left_text(seconds: f64) -> String {
+    let minutes = (seconds / 60.0).round() as u64;
+    match minutes {
+        _ if seconds < 100.0 => format!("{seconds:.0} s"),
+        0..100 => format!("{minutes} min"),
+        _ => format!("{} h {} min", minutes / 60, minutes % 60),
     }
 }
 
@@ -174,13 +229,38 @@ mod tests {
             started: Instant::now(),
             drawn: Cell::new(None),
         };
-        let text = bar(80).text(50, 0.5, Duration::from_secs(2));
-        let expect = format!(
-            "{}{} step 50/100  loss 0.5000  10 s left",
-            "█".repeat(15),
-            "░".repeat(15)
-        );
-        assert_eq!(text, expect);
-        assert_eq!(bar(20).text(50, 0.5, Duration::ZERO).chars().count(), 19);
+        let at = At {
+            step: 50,
+            epochs: (2, 3),
+            loss: 0.5,
+            per_second: 16_738.4,
+            unit: "samples",
+            ranks: 4,
+            all_busy: Some(0.756),
+        };
+        let two = Duration::from_secs(2);
+        let bars = |filled, empty| format!("{}{}", "█".repeat(filled), "░".repeat(empty));
+        let all = "  epoch 2/3  step 50/100  loss 0.5000  16,738 samples/s  10 s left  all 4 ranks busy 76 %";
+        assert_eq!(bar(200).text(&at, two), bars(15, 15) + all);
+        let most = "  epoch 2/3  step 50/100  loss 0.5000  16,738 samples/s  10 s left";
+        assert_eq!(bar(80).text(&at, two), bars(6, 7) + most);
+        let some = "  epoch 2/3  loss 0.5000  10 s left";
+        assert_eq!(bar(50).text(&at, two), bars(7, 7) + some);
+        let least = bar(20).text(&at, two);
+        assert_eq!(least, bars(4, 4) + "  epoch 2/3");
+        let alone = At { ranks: 1, ..at };
+        assert!(!bar(200).text(&alone, two).contains("busy"));
+    }
+
+    #[test]
+    fn the_time_left_is_rounded() {
+        for (seconds, expect) in [
+            (0.4, "0 s"),
+            (99.0, "99 s"),
+            (130.0, "2 min"),
+            (12_000.0, "3 h 20 min"),
+        ] {
+            assert_eq!(left_text(seconds), expect);
+        }
     }
 }

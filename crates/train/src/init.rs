@@ -261,6 +261,15 @@ fn frozen<M: Module>(model: M, patterns: &str) -> Result<M, TrainError> {
             }
         }
     }
+    let is_statistic =
+        |path: &str| path.ends_with(".running_mean") || path.ends_with(".running_var");
+    let mut left = tensors.iter().filter(|(_, path)| !is_statistic(path));
+    if left.all(|(id, _)| freeze.ids.contains(&ParamId::from(*id))) {
+        return Err(TrainError::usage(
+            format!("`freeze` is {patterns}, which leaves nothing to train"),
+            "`paceline eval` evaluates a model without training it",
+        ));
+    }
     Ok(model.map(&mut freeze))
 }
 

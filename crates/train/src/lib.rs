@@ -6,6 +6,8 @@
 //!   [`Generator`]: text from a trained language model;
 //!   [`replay()`]: its steps computed again on one rank; [`run_dir`]: its files on disk, besides checkpoints.
 
+#![warn(clippy::print_stderr)] // it panics where the terminal is gone
+
 mod classes;
 mod classify;
 pub mod config;

@@ -203,6 +203,12 @@ impl Observer {
         self.spans.clear();
     }
 
+    /// Share of the time in which all ranks computed at once, up to the last window's end; only rank 0 knows it.
+    pub(crate) fn all_busy(&self) -> Option<f64> {
+        let usage = &self.usage;
+        (!usage.total().is_zero()).then(|| usage.all_busy_share())
+    }
+
     /// All ranks' usage.
     pub(crate) fn usage(&self) -> &BusyTime {
         &self.usage

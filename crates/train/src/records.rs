@@ -1,5 +1,6 @@
 //! The lines of `metrics.jsonl`.
 
+use paceline_usage::environment::Environment;
 use serde::{Serialize, Serializer};
 
 use crate::error::TrainError;
@@ -13,6 +14,8 @@ pub(crate) struct StartRecord<'a> {
     pub(crate) header: &'a Header,
     /// Steps done before.
     pub(crate) step: u64,
+    /// Rank 0's.
+    pub(crate) environment: Environment,
 }
 
 /// A line for a step.

@@ -23,11 +23,12 @@ use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
+use paceline_usage::environment::Environment;
 use serde::{Deserialize, Serialize};
 
 use crate::classes::{confused, figures};
 use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
-use crate::console::{Console, Output};
+use crate::console::{At, Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::{GptCuts, Text};
@@ -364,8 +365,11 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         trainer.console.emit(&header);
         // A rank that joins does not start the job.
         if let Some(metrics) = trainer.metrics.as_mut().filter(|_| !joins) {
-            let header = &header;
-            metrics.write(&StartRecord { header, step })?;
+            metrics.write(&StartRecord {
+                header: &header,
+                step,
+                environment: Environment::here(),
+            })?;
             metrics.flush()?;
         }
         Ok(trainer)
@@ -535,7 +539,15 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         };
         self.epoch_predictions += predictions;
         self.epoch_skipped += u64::from(skipped);
-        self.console.step(self.step, loss);
+        self.console.step(|| At {
+            step: self.step,
+            epochs: (plan.epoch + 1, self.config.epochs as u64),
+            loss,
+            per_second: self.epoch_predictions / self.epoch_start.elapsed().as_secs_f64(),
+            unit: T::UNIT.name(),
+            ranks: self.group.world(),
+            all_busy: self.observer.all_busy(),
+        });
         let [samples, tokens] = T::UNIT.split(predictions);
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&StepRecord {

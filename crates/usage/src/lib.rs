@@ -25,6 +25,7 @@
 
 pub mod busy;
 mod csv;
+pub mod environment;
 pub mod figures;
 pub mod files;
 mod history;

@@ -1,9 +1,9 @@
 //! What a measurement comes to, as JSON has it.
 
 use paceline_collective::ProcessGroup;
+use paceline_usage::environment;
 use serde::Serialize;
 
-use super::host;
 use super::measurement::{Memory, Settings};
 use super::op::Op;
 use super::quantile::quantile;
@@ -57,9 +57,9 @@ impl Run {
             library: "paceline",
             version: env!("CARGO_PKG_VERSION"),
             commit: option_env!("PACELINE_COMMIT"),
-            cpu: host::cpu(),
-            cores: host::cores(),
-            system: host::system(),
+            cpu: environment::cpu(),
+            cores: environment::cores(),
+            system: environment::system(),
             world: group.world(),
             hosts: group.env().node_count,
             transport: group.transport(),

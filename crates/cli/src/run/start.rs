@@ -14,7 +14,7 @@ use paceline_rendezvous::scheduler::{Pod, Scheduler};
 use super::args::{self, RunArgs};
 use super::nodes::{NodesArgs, RdzvBackend};
 use super::{alone, folder, scheduler, sense};
-use crate::exit::{Exit, Failure, hint, note, warn};
+use crate::exit::{Exit, Failure, hint, note, tell, warn};
 use crate::job;
 
 /// Starts the program and waits for its end.
@@ -25,7 +25,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let completed = scheduler::complete(args, &variable, &Pod::read)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
     if let Some(summary) = &completed.summary {
-        eprintln!("{summary}");
+        tell(format_args!("{summary}\n"));
     }
     if let Some(advice) = &completed.advice {
         hint(advice);

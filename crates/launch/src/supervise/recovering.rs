@@ -9,6 +9,7 @@ use super::{Stage, Supervisor};
 use crate::elastic::record::{Newcomer, Places};
 use crate::error_file;
 use crate::judge::Fault;
+use crate::notice;
 use crate::recovery::{self, Due, Impossible, Mended, Next, Recovery};
 use crate::report::{Failure, ranks_go_on};
 use crate::stop::Asked;
@@ -154,7 +155,7 @@ impl Supervisor<'_> {
             "{incident}; rank {first} had said before that the job is done",
             "{incident}; 그 전에 랭크 {first}에서 작업이 끝났다고 알림"
         );
-        eprintln!("{line}");
+        notice::line(&line);
         for (rank, state) in self.workers.states.iter_mut().enumerate() {
             state.is_out |= rank == failure.local_rank || state.waits_since.is_some();
         }
@@ -216,7 +217,7 @@ impl Supervisor<'_> {
                 ", 대체 랭크를 시작할 재시작 횟수가 남지 않음"
             );
         }
-        eprintln!("{incident}");
+        notice::line(&incident);
     }
 
     /// Takes note that the ranks have followed an invitation.
@@ -229,7 +230,7 @@ impl Supervisor<'_> {
         self.roster.admit();
         self.mark_members();
         for incident in self.invitation.drain(..) {
-            eprintln!("{incident}");
+            notice::line(&incident);
         }
     }
 
@@ -327,7 +328,7 @@ impl Supervisor<'_> {
                 "rank {rank} is not replaced: {error}",
                 "랭크 {rank}: 대체하지 못함, {error}"
             );
-            eprintln!("{line}");
+            notice::line(&line);
         }
     }
 
@@ -356,7 +357,7 @@ impl Supervisor<'_> {
             "{incident}; it is killed",
             "{incident}; 강제 종료함"
         );
-        eprintln!("{line}");
+        notice::line(&line);
         self.workers.kill(rank);
     }
 
@@ -387,7 +388,7 @@ impl Supervisor<'_> {
         if is_invited && !self.is_on_several_nodes() {
             let members = self.roster.members().to_vec();
             self.publish(Some(failure.rank), &members, &incident);
-            eprint!("{error}");
+            notice::lines(&error);
             return;
         }
         let lang = self.job.lang;
@@ -399,8 +400,8 @@ impl Supervisor<'_> {
             ),
             _ => String::new(),
         };
-        eprintln!("{}{none_left}", incident.of(lang));
-        eprint!("{error}");
+        notice::line(format_args!("{}{none_left}", incident.of(lang)));
+        notice::lines(&error);
         if is_invited && !self.invitation.is_empty() {
             self.tell_of_loss(failure);
         }

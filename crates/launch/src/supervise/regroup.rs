@@ -24,6 +24,7 @@ use paceline_words::{Lang, Text};
 use super::{Regrouping, Stage, Supervisor};
 use crate::elastic::record::Places;
 use crate::judge::Fault;
+use crate::notice;
 use crate::report::{Failure, ranks_go_on};
 use crate::worker::KILLED_ENDS_WITHIN;
 
@@ -112,7 +113,7 @@ impl Supervisor<'_> {
         self.regrouping = None;
         let lang = self.job.lang;
         let (why, state) = (why.of(lang), ranks_go_on(next.world, next.is_held, lang));
-        eprintln!("{why}; {state}");
+        notice::line(format_args!("{why}; {state}"));
     }
 
     /// All nodes are ready to admit newcomers, and `replacements` processes may have been started here by now. The ranks work on

@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use super::{Stage, Supervisor};
 use crate::elastic::messages::{How, Order};
+use crate::notice;
 use crate::signals;
 use crate::stop::{Asked, Meaning, meaning};
 use crate::worker::KILLED_ENDS_WITHIN;
@@ -139,7 +140,7 @@ impl Supervisor<'_> {
             "{signal}: stopping after this step; once more to stop at once without saving",
             "{signal}: 이 스텝을 마치고 중단; 한 번 더 보내면 저장하지 않고 바로 중단"
         );
-        eprintln!("{line}");
+        notice::line(&line);
         self.enter(Stage::Stopping, self.job.grace);
     }
 
@@ -164,7 +165,7 @@ impl Supervisor<'_> {
                     "{signal}: 랭크에 전달함"
                 ),
             };
-            eprintln!("{line}");
+            notice::line(&line);
         }
     }
 

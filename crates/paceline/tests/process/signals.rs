@@ -1,11 +1,17 @@
 //! Ctrl-C, SIGTERM and SIGUSR1 save and stop, a second signal stops at once, and a killed launcher leaves nothing behind.
 
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use tempfile::tempdir;
 
-use super::support::{LIMIT, checkpoints, paceline, probe, start};
+use super::support::{LIMIT, PACELINE, checkpoints, command, paceline, probe, start};
 
 /// Long enough that it never ends within a test.
 const JOB: &str = "train --run-dir run --model tiny --shards 4 --global-batch 16 --epochs 1000";
@@ -97,6 +103,51 @@ fn a_signal_to_a_rank_alone_stops_all_ranks_in_the_same_step() {
         let stopped = format!("stopped by {name} after step ");
         assert!(ended.out.contains(&stopped), "{}", ended.out);
     }
+}
+
+/// As when a connection over SSH breaks: nothing can be printed any more, and the launcher gets SIGHUP.
+#[test]
+fn a_terminal_that_is_gone_saves_and_stops() {
+    let folder = tempdir().expect("a folder");
+    let terminal =
+        openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
+    unlockpt(&terminal).expect("a terminal");
+    let name = ptsname(&terminal, Vec::new()).expect("a terminal");
+    let end = || {
+        let name = Path::new(OsStr::from_bytes(name.as_bytes()));
+        File::options()
+            .read(true)
+            .write(true)
+            .open(name)
+            .expect("its other end")
+    };
+    let line = format!("--ctty {} {JOB} --nproc-per-node 2", PACELINE);
+    let mut command = command(folder.path(), "setsid", line.split_whitespace());
+    let mut job = command
+        .stdin(end())
+        .stdout(end())
+        .stderr(end())
+        .spawn()
+        .expect("util-linux");
+    drop(command); // it holds the other end
+    let mut shown = BufReader::new(File::from(terminal)).lines();
+    assert!(shown.any(|line| line.is_ok_and(|line| line.contains("epoch    1/1000"))));
+    drop(shown);
+    let asked = Instant::now();
+    let status = loop {
+        match job.try_wait().expect("our child") {
+            Some(status) => break status,
+            None if asked.elapsed() > LIMIT => panic!("it does not stop: {:?}", job.kill()),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(status.code(), Some(128 + Signal::HUP.as_raw()));
+    let metrics = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).expect("a file");
+    let last = metrics.lines().last().expect("a record");
+    assert!(
+        last.contains(r#""kind":"stopped""#) && last.contains("SIGHUP"),
+        "{last}"
+    );
 }
 
 #[test]

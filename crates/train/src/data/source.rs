@@ -91,6 +91,7 @@ impl Source {
 /// A line is not UTF-8.
 pub(super) fn not_text(line: u64) -> DataProblem {
     DataProblem::new(format!("line {line}: not UTF-8 text"))
+        .with_hint("`iconv -f CP1252 -t UTF-8 FILE > NEW` converts it, with its own encoding in place of CP1252")
 }
 
 impl Read for Source {

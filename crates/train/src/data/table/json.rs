@@ -120,7 +120,10 @@ fn flat(
     let Entries(entries) = serde_json::from_str(text).map_err(|error| {
         let why = error.to_string();
         let why = why.split(" at line").next().unwrap_or_default();
-        let column = error.column();
+        let column = match error.is_eof() {
+            true => text.trim_end().len(),
+            false => error.column(),
+        };
         DataProblem::new(format!(
             "line {line}: no JSON object: {why}, at column {column}"
         ))

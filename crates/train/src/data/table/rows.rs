@@ -50,7 +50,10 @@ enum Format {
     Parquet(Box<Parquet>),
 }
 
-/// The file from its first byte: the part read to find the separator, the rest, and a final line break.
+/// Comes after a file, as a line: what stands in a quoted cell shows that its quote was never closed.
+const END: &str = "\n\u{1e}\n";
+
+/// The file from its first byte: the part read to find the separator, the rest, and [`END`].
 type Lines = Chain<Chain<Cursor<Vec<u8>>, Source>, &'static [u8]>;
 
 /// A row, and where it starts.
@@ -198,14 +201,14 @@ impl Rows {
             Some(separator) => separator,
             None => guess(counts)?,
         };
-        // With `\n` as the only terminator and one at the very end, every record ends at a line end, so its line number is
+        // With `\n` as the only terminator and one behind the file, every record ends at a line end, so its line number is
         // known. A preceding `\r` is trimmed with the other spaces around cells.
         let reader = ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)
             .delimiter(chosen)
             .terminator(Terminator::Any(b'\n'))
-            .from_reader(Cursor::new(head).chain(source).chain(&b"\n"[..]));
+            .from_reader(Cursor::new(head).chain(source).chain(END.as_bytes()));
         let mut rows = Self::of(Format::Separated(Box::new(reader)));
         rows.names = rows.header()?;
         let other = counts.into_iter().max_by_key(|(_, count)| *count);
@@ -353,13 +356,22 @@ fn read_record(
         if !read.map_err(|error| unreadable(reader, start, error))? {
             return Ok(None);
         }
+        let is_open = bytes.as_slice().ends_with(END.as_bytes());
         let within = bytes.as_slice().iter().filter(|&&byte| byte == b'\n');
         // The reader's own position of a record is that of preceding blank lines.
-        let line = reader.position().line() - 1 - within.count() as u64;
+        let line = reader.position().line() - u64::from(!is_open) - within.count() as u64;
+        if is_open {
+            let problem = format!("line {line}: a quote of this row is not closed");
+            return Err(DataProblem::new(problem)
+                .with_hint("close it; a quote within a quoted cell is written twice"));
+        }
         let Ok(mut cells) = StringRecord::from_byte_record(bytes) else {
             return Ok(Some(Err(not_text(line))));
         };
         cells.trim();
+        if cells.len() == 1 && &cells[0] == END.trim() {
+            return Ok(None);
+        }
         if cells.len() > 1 || !cells[0].is_empty() {
             let cells = Cells::Texts(cells);
             let place = Place::Line(line);

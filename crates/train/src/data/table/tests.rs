@@ -777,6 +777,20 @@ fn a_table_larger_than_memory_has_the_same_values() {
 }
 
 #[test]
+fn a_quote_that_is_not_closed_is_named_with_its_line() {
+    // The last one has as many cells as it should.
+    for (text, line) in [
+        ("a,label\n1,0\n\"2,1\n3,0\n", 3),
+        ("a,label\n1,0\n\"2,1", 3),
+        ("\"a,label\n1,0\n", 1),
+        ("a,label\n1,0\n2,\"1\n3,0\n", 3),
+    ] {
+        let refusal = format!("table.csv: line {line}: a quote of this row is not closed");
+        check(text, &refusal);
+    }
+}
+
+#[test]
 fn a_row_without_end_is_refused_before_it_is_in_memory() {
     let long = "x".repeat(1 << 20);
     let text = format!("a,label\n1,0\n\"{}", long.repeat(17));

@@ -1,18 +1,58 @@
-//! What a report says about the machine.
+//! What a report says about the machine that it comes from.
+
+use paceline_gpu::host::Host;
+use paceline_gpu::memory;
+use serde::Serialize;
+
+/// A machine and its program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Environment {
+    /// The machine's name.
+    pub host: String,
+    /// The processor's name; "unknown" where the kernel does not tell it.
+    pub cpu: String,
+    /// Those that this process may use.
+    pub cores: usize,
+    /// The machine's memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Operating system and release.
+    pub os: String,
+    /// The version of Paceline.
+    pub version: &'static str,
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn here() -> Self {
+        let host = Host::new("/", &|_| None);
+        Self {
+            host: rustix::system::uname()
+                .nodename()
+                .to_string_lossy()
+                .into_owned(),
+            cpu: cpu(),
+            cores: cores(),
+            memory_bytes: memory::read(&host).total,
+            os: system(),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
 
 /// The processor's name as the kernel tells it; "unknown" where it does not.
-pub(super) fn cpu() -> String {
+pub fn cpu() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     model_name(&text).unwrap_or("unknown").to_owned()
 }
 
 /// Cores that this process may use.
-pub(super) fn cores() -> usize {
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Operating system and release.
-pub(super) fn system() -> String {
+pub fn system() -> String {
     let name = rustix::system::uname();
     format!(
         "{} {}",

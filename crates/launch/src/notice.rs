@@ -1,0 +1,14 @@
+//! What the launcher itself says on stderr.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Says a line. A terminal that is gone takes none, and the job goes on, because it may still have to be saved.
+pub(crate) fn line(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Says text of whole lines, in the same way.
+pub(crate) fn lines(text: impl Display) {
+    let _ = write!(io::stderr().lock(), "{text}");
+}
