@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         hflip: 0.5,
         seed: 0,
     };
-    let dataset = images::load(Path::new(folder), preparation, 0.0, Inspection::None)?;
+    let dataset = images::load(Path::new(folder), preparation, (0.0, 0), Inspection::None)?;
     let order = permutation(dataset.train().len(), 0);
     let jobs: Vec<Vec<usize>> = order
         .chunks(batch.parse()?)

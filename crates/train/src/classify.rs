@@ -230,8 +230,8 @@ impl TrainTask for Dataset {
         let outputs = self.outputs(model, batch, compute);
         Ok(match (&batch.labels, &self.class_weights) {
             (Labels::Classes(labels), None) => match batch.mixed {
-                None => Scores::of(outputs, labels).smoothed_loss(compute.label_smoothing),
-                Some(share) => Scores::mixed_loss(outputs, labels, share, compute.label_smoothing),
+                None => Scores::of(outputs, labels).smoothed_loss(self.label_smoothing),
+                Some(share) => Scores::mixed_loss(outputs, labels, share, self.label_smoothing),
             },
             (Labels::Classes(labels), Some(weights)) => {
                 let weight = labels.iter().map(|label| weights[*label as usize]).sum();

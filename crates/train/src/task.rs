@@ -113,17 +113,11 @@ pub struct Compute<'a> {
     pub device: &'a Device,
     /// The type of the layers. If it is mixed, inputs go through [`Precision::input`] and results through [`Precision::logits`].
     pub precision: Precision,
-    /// Of the loss of a built-in classification.
-    pub(crate) label_smoothing: f64,
 }
 
 impl<'a> Compute<'a> {
     pub(crate) fn new(device: &'a Device, precision: Precision) -> Self {
-        Self {
-            device,
-            precision,
-            label_smoothing: 0.0,
-        }
+        Self { device, precision }
     }
 }
 
@@ -246,7 +240,8 @@ impl Metric {
     }
 
     /// The same with another text for people.
-    pub(crate) fn shown(self, text: String) -> Self {
+    #[must_use]
+    pub fn shown(self, text: String) -> Self {
         Self { text, ..self }
     }
 }

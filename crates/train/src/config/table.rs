@@ -252,9 +252,13 @@ settings! {
         .local().fixed(SAMPLES)
         .also(&["dataset"]).built_in();
     held_out: f64 = row(TASK, Kind::Number { min: 0.0, max: 0.99 },
-        "Share of the samples that are evaluated and not trained on, for data without a split of its own; the same ones with every --seed")
+        "Share of the samples that are evaluated and not trained on, for data without a split of its own; the same ones with every --seed, see --split-seed")
         .or("0.2").fixed(SAMPLES).needs(Need::Split).built_in()
         .also(&["test_size", "val_split", "validation_split", "train_test_split"]);
+    split_seed: u64 = row(TASK, Kind::Count { min: 0, max: i64::MAX as u64 },
+        "Which samples --held-out takes: another seed takes others")
+        .or("0").fixed(SAMPLES).needs(Need::Split).built_in()
+        .also(&["random_state", "split_random_state"]);
     bad_samples: BadSamples = row(TASK, Kind::Word(&["stop", "skip"]),
         "Lines and image files that cannot be used: stop names the first one, skip leaves them out and counts them")
         .or("stop").fixed(SAMPLES).needs(Need::Each).built_in()

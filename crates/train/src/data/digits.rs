@@ -18,7 +18,7 @@ const INTENSITY_MAX: f32 = 16.0;
 /// *Source*: UCI Machine Learning Repository, "Optical Recognition of Handwritten Digits" (E. Alpaydin, C. Kaynak,
 ///   1998), test split; CC BY 4.0.
 #[must_use]
-pub fn load(held_out: f64) -> Dataset {
+pub fn load(held_out: f64, split_seed: u64) -> Dataset {
     let mut text = String::new();
     let read = GzDecoder::new(FILE).read_to_string(&mut text);
     read.expect("the file in the program is intact");
@@ -45,10 +45,11 @@ pub fn load(held_out: f64) -> Dataset {
             target: Target::Classes(numbered_classes(&labels)),
         },
         values: Values::Memory(values),
-        split: Split::random(labels.len(), held_out),
+        split: Split::random(labels.len(), held_out, split_seed),
         labels: Labels::Classes(labels),
         class_weights: None,
         mixup: None,
+        label_smoothing: 0.0,
         warnings: Vec::new(),
     }
 }
@@ -59,7 +60,7 @@ mod tests {
 
     #[test]
     fn all_images_are_there_and_in_range() {
-        let digits = load(0.2);
+        let digits = load(0.2, 0);
         assert_eq!(digits.len(), 1797);
         let Values::Memory(values) = &digits.values else {
             panic!("in memory");
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_first_image_is_the_zero_of_the_original_file() {
-        let digits = load(0.2);
+        let digits = load(0.2, 0);
         let row: Vec<f32> = digits.sample(0)[..8]
             .iter()
             .map(|pixel| pixel * 16.0)
@@ -82,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_digit_is_trained_on_and_held_out() {
-        let digits = load(0.2);
+        let digits = load(0.2, 0);
         assert_eq!((digits.train().len(), digits.held_out().len()), (1437, 360));
         for subset in [digits.train(), digits.held_out()] {
             let mut count = [0; 10];

@@ -52,6 +52,7 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
         labels: Labels::Classes(images.labels),
         class_weights: None,
         mixup: None,
+        label_smoothing: 0.0,
         warnings: Vec::new(),
     })
 }
@@ -81,6 +82,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
         labels: Labels::Classes(images.labels),
         class_weights: None,
         mixup: None,
+        label_smoothing: 0.0,
         warnings: Vec::new(),
     })
 }

@@ -65,7 +65,7 @@ struct LeftOut {
 }
 
 /// The images of an image folder: those in `train` are for training, those in `val`, or else in `test`, are held out; without `train`, a share
-/// of them is.
+/// of them is, chosen by a seed.
 ///
 /// *Cost*: the names of the files, and their classes; and what the inspection takes.
 ///
@@ -73,7 +73,7 @@ struct LeftOut {
 pub fn load(
     folder: &Path,
     preparation: Preparation,
-    held_out: f64,
+    (held_out, split_seed): (f64, u64),
     inspection: Inspection,
 ) -> Result<Dataset, DataError> {
     let mut read = Reader::new(folder, Vec::new(), inspection);
@@ -91,7 +91,7 @@ pub fn load(
         false => {
             read.classes = class_names(folder)?;
             read.all(folder)?;
-            let split = Split::random(read.names.len(), held_out);
+            let split = Split::random(read.names.len(), held_out, split_seed);
             ([folder.to_owned(), folder.to_owned()], split)
         }
     };
@@ -366,6 +366,7 @@ impl<'a> Reader<'a> {
             labels: Labels::Classes(self.labels),
             class_weights: None,
             mixup: None,
+            label_smoothing: 0.0,
             warnings: self.left_out.warning().into_iter().chain(bad).collect(),
             split,
             values: Values::Images(Images {

@@ -47,6 +47,8 @@ pub struct Dataset {
     pub class_weights: Option<Vec<f32>>,
     /// How samples are mixed in training, if they are.
     pub mixup: Option<Mixup>,
+    /// Share of the weight that the loss of a class gives to all classes alike, `0.0..1.0`.
+    pub label_smoothing: f64,
     /// The training and held-out samples.
     pub split: Split,
     /// Signs that the data is not what the user intended, as found while it was read.
@@ -451,12 +453,12 @@ pub struct Split {
 }
 
 impl Split {
-    /// The split for data without its own: holds out a share of the samples, `0.0..1.0`, at random, always the same ones for the same length.
+    /// The split for data without its own: holds out a share of the samples, `0.0..1.0`, at random, always the same ones for the same length and seed.
     ///
     /// At least one sample is for training; with two or more, at least one is held out, unless the share is 0.
     #[must_use]
-    pub fn random(len: usize, held_out: f64) -> Self {
-        let mut train = permutation(len, SPLIT_SEED);
+    pub fn random(len: usize, held_out: f64, seed: u64) -> Self {
+        let mut train = permutation(len, SPLIT_SEED.wrapping_add(seed));
         let most = len
             .saturating_sub(usize::from(held_out > 0.0))
             .max(1)
@@ -561,20 +563,21 @@ mod tests {
     #[test]
     fn the_split_covers_every_sample_once_and_never_changes() {
         for len in [1, 2, 3, 5, 100, 1797] {
-            let split = Split::random(len, 0.2);
+            let split = Split::random(len, 0.2, 0);
             let mut all = [split.train.clone(), split.held_out.clone()].concat();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..len), "{len} samples");
         }
         // A golden split: every run on every machine holds out these samples.
-        assert_eq!(Split::random(10, 0.2).held_out, [2, 6]);
-        assert_eq!(Split::random(10, 0.2), Split::random(10, 0.2));
+        assert_eq!(Split::random(10, 0.2, 0).held_out, [2, 6]);
+        assert_ne!(Split::random(10, 0.2, 1).held_out, [2, 6]);
+        assert_eq!(Split::random(10, 0.2, 0), Split::random(10, 0.2, 0));
     }
 
     #[test]
     fn small_sets_still_train_and_hold_out_where_possible() {
         let sizes = |len| {
-            let split = Split::random(len, 0.2);
+            let split = Split::random(len, 0.2, 0);
             (split.train.len(), split.held_out.len())
         };
         assert_eq!(sizes(1), (1, 0));
@@ -587,10 +590,10 @@ mod tests {
     fn the_share_that_is_held_out_is_exact_and_leaves_samples_to_train_on() {
         for len in 0..2000 {
             let trained = (len * 80 / 100).max(1).min(len);
-            assert_eq!(Split::random(len, 0.2).train.len(), trained, "{len}");
+            assert_eq!(Split::random(len, 0.2, 0).train.len(), trained, "{len}");
         }
         let sizes = |len, share| {
-            let split = Split::random(len, share);
+            let split = Split::random(len, share, 0);
             (split.train.len(), split.held_out.len())
         };
         assert_eq!(sizes(10, 0.0), (10, 0));
@@ -674,6 +677,7 @@ mod tests {
             labels: Labels::Classes(vec![7, 8, 9]),
             class_weights: None,
             mixup: None,
+            label_smoothing: 0.0,
             split: Split::first(1, 3),
             warnings: Vec::new(),
         };

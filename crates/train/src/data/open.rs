@@ -13,11 +13,12 @@ use table::TableOptions;
 pub fn open(config: &TrainConfig, has_begun: bool) -> Result<Dataset, DataError> {
     let path = config.data.clone().unwrap_or_default();
     let mut dataset = match config.task {
-        Task::Digits => digits::load(config.held_out),
+        Task::Digits => digits::load(config.held_out, config.split_seed),
         Task::Idx => idx::load(&path)?,
         Task::Images => {
             let inspection = Inspection::of_run(config, has_begun)?;
-            images::load(&path, config.preparation(), config.held_out, inspection)?
+            let share = (config.held_out, config.split_seed);
+            images::load(&path, config.preparation(), share, inspection)?
         }
         Task::Csv => table::load(&TableOptions::new(config, &path))?,
         Task::Lm => unreachable!("a language model has no labels"),
@@ -31,6 +32,7 @@ pub fn open(config: &TrainConfig, has_begun: bool) -> Result<Dataset, DataError>
         alpha: config.mixup,
         seed: config.seed,
     });
+    dataset.label_smoothing = config.label_smoothing;
     Ok(dataset)
 }
 

@@ -63,6 +63,8 @@ pub struct TableOptions {
     pub test_data: Option<PathBuf>,
     /// Share of the rows that is held out, if there is no other file.
     pub held_out: f64,
+    /// Which ones.
+    pub split_seed: u64,
     /// The column with the label; `None` means the column named `label`.
     pub label_column: Option<String>,
     /// Whether labels are classes or numbers.
@@ -88,6 +90,7 @@ impl TableOptions {
             path: path.to_owned(),
             test_data: config.test_data.clone(),
             held_out: config.held_out,
+            split_seed: config.split_seed,
             label_column: config.label_column.clone(),
             objective: config.objective,
             drop_columns: names_in(config.drop_columns.as_deref()),
@@ -212,7 +215,7 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
     }
     let split = match options.test_data {
         Some(_) => Split::first(rows.len(), rows.len()),
-        None => Split::random(rows.len(), options.held_out),
+        None => Split::random(rows.len(), options.held_out, options.split_seed),
     };
     let needed = 1 + usize::from(options.test_data.is_none() && options.held_out > 0.0);
     if rows.len() < needed {
@@ -269,6 +272,7 @@ fn read(options: &TableOptions) -> Result<Dataset, DataProblem> {
         labels,
         class_weights: None,
         mixup: None,
+        label_smoothing: 0.0,
         split,
         warnings,
     })
@@ -301,6 +305,7 @@ fn read_as(options: &TableOptions, schema: &Schema) -> Result<Dataset, DataProbl
         labels,
         class_weights: None,
         mixup: None,
+        label_smoothing: 0.0,
         warnings,
     })
 }

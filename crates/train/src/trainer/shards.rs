@@ -32,10 +32,7 @@ pub(crate) fn run_shard<T: TrainTask>(
     micro: &[T::Batch],
 ) -> Result<(), TrainError> {
     let device = shard.device().clone();
-    let compute = Compute {
-        label_smoothing: config.label_smoothing,
-        ..Compute::new(&device, config.precision)
-    };
+    let compute = Compute::new(&device, config.precision);
     shard.micro_batches(micro.len());
     for batch in micro {
         let Loss { mean, weight, .. } = task

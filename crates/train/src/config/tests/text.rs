@@ -16,6 +16,7 @@ setting             value                        from
 task                digits                       default
 data                none                         default
 held_out            0.2                          default
+split_seed          0                            default
 bad_samples         stop                         default
 label_column        none                         default (the column named label)
 objective           classification               default

@@ -66,7 +66,7 @@ fn write(folder: &TempDir, file: &str, bytes: &[u8]) {
 
 fn open(folder: &TempDir) -> Result<Dataset, DataError> {
     let preparation = preparation(2, RandomCrop::None);
-    load(folder.path(), preparation, 0.2, Inspection::None)
+    load(folder.path(), preparation, (0.2, 0), Inspection::None)
 }
 
 /// The error and its advice, with the folder left out.
@@ -111,7 +111,7 @@ fn classes_and_files_are_sorted_and_the_parts_are_kept() {
         .collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let set = open(&folder(&names)).expect("a data set");
-    assert_eq!(set.split, Split::random(10, 0.2));
+    assert_eq!(set.split, Split::random(10, 0.2, 0));
     // Held-out images of another folder, as a model of these classes reads them.
     let other = folder(&["1/a.png"]);
     let set = load_as(other.path(), &set.schema, Inspection::None).expect("it fits");
@@ -156,7 +156,12 @@ fn folders_that_are_none_of_images_by_class_are_refused_by_name() {
     fs::create_dir(empty.path().join("b")).expect("a folder");
     assert!(refusal(&empty).starts_with("DIR/b: an empty class"));
     let preparation = preparation(2, RandomCrop::None);
-    let nowhere = load(Path::new("nowhere"), preparation, 0.2, Inspection::None);
+    let nowhere = load(
+        Path::new("nowhere"),
+        preparation,
+        (0.2, 0),
+        Inspection::None,
+    );
     let error = nowhere.expect_err("refused");
     assert_eq!(error.to_string(), "nowhere: no such file or folder");
     #[cfg(unix)]

@@ -33,6 +33,7 @@ impl File {
                 path,
                 test_data: None,
                 held_out: 0.2,
+                split_seed: 0,
                 label_column: None,
                 objective: Objective::Classification,
                 drop_columns: Vec::new(),
@@ -336,7 +337,7 @@ fn bytes_that_are_no_text_are_refused_with_their_line() {
 
 #[test]
 fn a_held_out_value_beyond_any_scale_is_refused() {
-    let held_out = Split::random(10, 0.2).held_out[0];
+    let held_out = Split::random(10, 0.2, 0).held_out[0];
     let value = |row| match row {
         0 => "1e-30",
         row if row == held_out => "3e38",
