@@ -1,68 +1,23 @@
 """SameBits ends with the same weights on 1, 2, 3, 4 and 8 ranks, and says so where it cannot.
 
 Usage: same_bits.py [NAME...]: all cases, or those with a name in the list. Each rank is a forked process. `cargo test -p paceline-python` runs
-it if PACELINE_TEST_PYTHON is a Python with torch. PACELINE_PROGRAM is a program `paceline` to compare the samples with.
+it if PACELINE_TEST_PYTHON is a Python with torch.
 """
 
-import faulthandler
-import multiprocessing
 import os
-import random
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import traceback
-from datetime import timedelta
 
 import models
 import torch
 import torch.distributed as dist
+from forked import main, raises, ranks
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
-from paceline.torch import Loader, SameBits, Sampler, weights_hash
+from paceline.torch import Loader, SameBits, weights_hash
+from paceline.torch.tree import blocks, deal, fold
 
-FORK = multiprocessing.get_context("fork")
 WORLDS = (1, 2, 3, 4, 8)
-
-
-def ranks(world, function, *args, backend="paceline"):
-    """What a function returns on each of so many ranks; without a group if it is one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    results = FORK.SimpleQueue()
-
-    def main(rank):
-        faulthandler.dump_traceback_later(200, exit=True)
-        torch.set_num_threads(1)
-        if world > 1:
-            address, limit = f"tcp://127.0.0.1:{port}", timedelta(seconds=60)
-            dist.init_process_group(backend, init_method=address, rank=rank, world_size=world, timeout=limit)
-        results.put((rank, function(*args)))
-        if world > 1:
-            dist.barrier()
-            dist.destroy_process_group()
-
-    processes = [FORK.Process(target=main, args=(rank,)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert all(process.exitcode == 0 for process in processes), [process.exitcode for process in processes]
-    return [result for _, result in sorted(results.get() for _ in range(world))]
-
-
-def raises(kind, call, *words):
-    try:
-        call()
-    except kind as error:
-        assert all(word in str(error) for word in words), error
-        return
-    raise AssertionError("it did not fail")
 
 
 def build(kind, seed=0):
@@ -141,6 +96,13 @@ def same_bits_on_any_number_of_ranks():
 def same_bits_with_gloo():
     scene = SCENES["resnet20 with batch norm"]
     assert {outcome[0] for outcome in ranks(3, lambda: train(**scene), backend="gloo")} == {train(**scene)[0]}
+
+
+def sums_follow_the_tree_of_the_rust_side():
+    """What `Tree::split(8, 3)` and its like give in `crates/collective/src/tree.rs`."""
+    assert [blocks(range(8), deal(8, 3, rank)) for rank in range(3)] == [[range(2), range(2, 3)], [range(3, 4), range(4, 6)], [range(6, 8)]]
+    words = {range(leaf, leaf + 1): str(leaf) for leaf in range(11)}
+    assert fold(range(11), words, lambda left, right: f"({left}{right})") == "((((01)(23))((45)(67)))((89)10))"
 
 
 def fewer_shards_than_ranks_are_refused():
@@ -318,6 +280,11 @@ def errors_leave_things_as_they_were():
     assert same.state_dict()["batches"] == 1
     raises(ValueError, lambda: same.backward((torch.ones(3), torch.ones(4)), loss_of), "as many rows", "[3, 4]")
     raises(TypeError, lambda: same.backward((torch.ones(3), ["a"] * 3), loss_of), "a str cannot be cut")
+    raises(ValueError, lambda: same.backward(next(iter(Loader(data, 8, 8))), loss_of), "cut in 8 shards, and SameBits has 4")
+    raises(ValueError, lambda: same.load_state_dict(SameBits(model, shards=8).state_dict()), "saved with shards=8, and now it is 4")
+    torch.set_num_threads(2)
+    raises(RuntimeError, lambda: same.backward(data[:8], loss_of), "torch had 1 threads, and has 2")
+    torch.set_num_threads(1)
     model.register_buffer("queue", torch.zeros(1, dtype=torch.long))
 
     def counts_samples(batch):
@@ -327,87 +294,11 @@ def errors_leave_things_as_they_were():
     raises(RuntimeError, lambda: same.backward(data[:5], counts_samples), "in the buffer queue")
 
 
-class Noisy(Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, sample):
-        return sample + torch.rand(()), random.random(), torch.randint(100, ())
-
-
-def samples_have_the_same_random_numbers_in_any_worker():
-    def epochs(workers):
-        loader = Loader(Noisy(), 8, 4, num_workers=workers, persistent_workers=workers > 0)
-        return [(shard.number, *(part.tolist() for part in shard.batch)) for _ in range(2) for step in loader for shard in step]
-
-    torch.manual_seed(2)
-    expected = epochs(0)
-    assert torch.equal(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(2)))
-    assert epochs(2) == expected
-    assert sorted(sum(ranks(3, epochs, 0), [])) == sorted(expected)
-
-
-# What `paceline indices --global-batch` printed: the options, and each shard's samples.
-PRINTED = [
-    ((11, 6, 4, 3, True, False), 2, [[9, 10, 7], [5, 2, 1], [0, 3, 4], [8, 6]]),
-    ((11, 6, 4, 3, True, True), 2, [[9, 10], [5, 2], [0], [8]]),
-    ((11, 5, 4, 3, False, False), 2, [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7]]),
-]
-
-
-def samples_are_those_of_paceline_indices():
-    for options, epoch, expected in PRINTED:
-        assert [Sampler(*options).indices(epoch, shard) for shard in range(options[2])] == expected, options
-    # Without a global batch it prints those of torch.
-    own = DistributedSampler(range(12), 4, 1, seed=3)
-    own.set_epoch(2)
-    assert list(own) == Sampler(12, 4, 4, 3).indices(2, 1)
-    program = os.environ.get("PACELINE_PROGRAM")
-    if not program:
-        print("PACELINE_PROGRAM is not set: compared with written numbers only")
-        return
-    for turn in range(40):
-        chance = random.Random(turn)
-        length, shards, seed, epoch = chance.randint(30, 200), chance.randint(1, 9), chance.randint(0, 99), chance.randint(0, 4)
-        batch, shard, shuffle, drop = shards + chance.randint(0, 20), chance.randrange(shards), turn % 3 > 0, turn % 2 > 0
-        numbers = {"len": length, "world": shards, "rank": shard, "seed": seed, "epoch": epoch, "global-batch": batch}
-        words = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-        words += ["--drop-last"] * drop + ["--no-shuffle"] * (not shuffle)
-        said = subprocess.run([program, "indices", *words], capture_output=True, text=True, check=True).stdout
-        assert Sampler(length, batch, shards, seed, shuffle, drop).indices(epoch, shard) == [int(line) for line in said.split()], words
-
-
-def loops_go_on_where_they_stopped():
-    data = TensorDataset(torch.arange(10))
-
-    def read(loader, steps=None):
-        seen = []
-        for step in loader:
-            seen.append([(shard.number, shard.batch[0].tolist()) for shard in step])
-            if len(seen) == steps:
-                break
-        return seen
-
-    whole = Loader(data, 4, 2)
-    epochs = [read(whole), read(whole)]
-    assert len(whole) == 3 and epochs[0] != epochs[1] and whole.state_dict()["epoch"] == 2
-    assert sorted(sum((rows for step in epochs[0] for _, rows in step), [])) == list(range(10))
-    first = Loader(data, 4, 2)
-    assert read(first, 1) == epochs[0][:1]
-    other = Loader(data, 4, 2, num_workers=1)
-    other.load_state_dict(first.state_dict())
-    assert read(other) == epochs[0][1:] and read(other) == epochs[1]
-    raises(ValueError, lambda: Loader(data, 6, 2).load_state_dict(first.state_dict()), "batch_size 4 (now 6)")
-    raises(ValueError, lambda: Loader(data, 4), "smaller than the 8 shards")
-
-
-def main():
-    wanted = sys.argv[1:]
-    failures = 0
-    torch.set_num_threads(1)
-    tests = [
+if __name__ == "__main__":
+    main(
         same_bits_on_any_number_of_ranks,
         same_bits_with_gloo,
+        sums_follow_the_tree_of_the_rust_side,
         fewer_shards_than_ranks_are_refused,
         plain_ddp_gives_other_bits,
         a_run_goes_on_on_another_number_of_ranks,
@@ -417,23 +308,4 @@ def main():
         means_are_those_of_the_samples,
         types_of_numbers_other_than_float32,
         errors_leave_things_as_they_were,
-        samples_have_the_same_random_numbers_in_any_worker,
-        samples_are_those_of_paceline_indices,
-        loops_go_on_where_they_stopped,
-    ]
-    for test in tests:
-        if wanted and not any(word in test.__name__ for word in wanted):
-            continue
-        started = time.monotonic()
-        try:
-            test()
-            outcome = "ok"
-        except Exception:
-            traceback.print_exc()
-            outcome, failures = "FAILED", failures + 1
-        print(f"{test.__name__} ... {outcome} ({time.monotonic() - started:.1f} s)", flush=True)
-    sys.exit(min(failures, 1))
-
-
-if __name__ == "__main__":
-    main()
+    )

@@ -55,7 +55,7 @@ class Buffers:
 
     def changed(self):
         """For each buffer, whether a shard of this rank changed it, as numbers to be added over ranks."""
-        return torch.tensor([any(place in changed for _, changed in self._after) for place in range(len(self))], dtype=torch.float64)
+        return [any(place in changed for _, changed in self._after) for place in range(len(self))]
 
     def average(self, places, shards, group, weight):
         """Writes what the shards of all ranks make of the buffers at ``places``, the same list on all ranks."""

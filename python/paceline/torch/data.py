@@ -24,7 +24,11 @@ class Shard(NamedTuple):
 
 
 class Shards(list):
-    """This rank's shards of one global batch, without those that have no samples."""
+    """This rank's shards of one global batch, which is cut in ``count``, without those that have no samples."""
+
+    def __init__(self, shards, count):
+        super().__init__(shards)
+        self.count = count
 
 
 def mix(seed, a, b):
@@ -130,7 +134,7 @@ class Loader:
         ]
         batches = iter(self._loader)
         for turn, step in enumerate(steps, first + 1):
-            shards = Shards(Shard(number, len(samples), next(batches)) for number, samples in step)
+            shards = Shards((Shard(number, len(samples), next(batches)) for number, samples in step), self.sampler.shards)
             self.epoch, self._step = (epoch, turn) if turn < len(self) else (epoch + 1, 0)
             yield shards
 
@@ -188,8 +192,9 @@ def cut(batch, shards, own):
         raise ValueError(f"the tensors of a batch must have as many rows as it has samples; these have {sorted(lengths)}")
     (samples,) = lengths
     numbers = [number for number in own if number < samples]
-    parts = [_map(batch, lambda tensor, first=number: tensor[first::shards]) for number in numbers]
-    return Shards(Shard(number, len(range(number, samples, shards)), part) for number, part in zip(numbers, parts))
+    # Copies, because kernels may look at the alignment of what they read.
+    parts = [_map(batch, lambda tensor, first=number: tensor[first::shards].clone()) for number in numbers]
+    return Shards((Shard(number, len(range(number, samples, shards)), part) for number, part in zip(numbers, parts)), shards)
 
 
 def _map(batch, function):

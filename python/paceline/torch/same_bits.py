@@ -102,9 +102,11 @@ class SameBits:
     def _check(self, own):
         if torch.get_num_threads() != self._kernels["torch threads"]:
             raise RuntimeError(f"torch had {self._kernels['torch threads']} threads, and has {torch.get_num_threads()}: other bits would follow")
+        if own.count != self.shards:
+            raise ValueError(f"the batch is cut in {own.count} shards, and SameBits has {self.shards}; give the loader as many")
         for shard in own:
             if shard.number not in self._own:
-                raise ValueError(f"shard {shard.number} is another rank's; give the loader the same number of shards and the same group")
+                raise ValueError(f"shard {shard.number} is another rank's; give the loader the group of SameBits")
 
     def _lay_out(self):
         """The parameters to train, with flat memory for their gradients."""
@@ -121,8 +123,8 @@ class SameBits:
         """The mean gradients, None for those that no shard has, and the mean loss."""
         by_number = {shard.number: shard for shard in own}
         # Of each shard its loss, weight and number of the batch; whoever has not computed it adds zeros. Then who has changed what.
-        told = torch.zeros(3, self.shards, dtype=torch.float64)
-        used = torch.zeros(len(parameters), dtype=torch.float64)
+        told = [[0.0] * self.shards for _ in range(3)]
+        used = [0] * len(parameters)
         for number in self._own:
             loss, weight = 0.0, 0.0
             for parameter in parameters:
@@ -132,10 +134,11 @@ class SameBits:
                 buffers.take(weight)
             else:
                 buffers.skip()
-            used += torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.float64)
+            used = [count + (parameter.grad is not None) for count, parameter in zip(used, parameters)]
             for flat in self._flats:
                 flat.push(parameters, weight if self.shards > 1 else 1.0)
-            told[:, number] = torch.tensor([loss, weight, self._batches], dtype=torch.float64)
+            for row, value in zip(told, (loss, weight, self._batches)):
+                row[number] = value
         loss, weight, used, changed = self._tell(told, used, buffers)
         if changed:
             buffers.average(changed, self.shards, self._group, weight)
@@ -157,12 +160,12 @@ class SameBits:
         return (loss.item() if weight else 0.0), weight
 
     def _tell(self, told, used, buffers):
-        tail = torch.cat([told.flatten(), used, buffers.changed()])
+        tail = torch.tensor([*told[0], *told[1], *told[2], *used, *buffers.changed()], dtype=torch.float64)
         if self._group is not None:
             # Each number but the counts is one rank's alone, and counts are whole: the order does not matter.
             dist.all_reduce(tail, group=self._group)
-        told, used, changed = tail.split([told.numel(), len(used), len(buffers)])
-        losses, weights, batches = told.view(3, self.shards).tolist()
+        losses, weights, batches, used, changed = tail.split([self.shards] * 3 + [len(used), len(buffers)])
+        losses, weights, batches = losses.tolist(), weights.tolist(), batches.tolist()
         if len(set(batches)) > 1:
             raise RuntimeError(f"shards belong to different batches: {[int(batch) for batch in batches]}; have all ranks loaded the same state?")
         weight = sum(weights)

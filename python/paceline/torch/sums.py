@@ -21,7 +21,7 @@ class Sums:
         self._merges = [count for block in self._blocks[self._rank] for count in merges(block)]
         # Each rank adds a slice of all ranks' rows.
         self._slice = -(-length // self._world)
-        self._rows, self._dtype = [], dtype
+        self._rows, self._received, self._dtype = [], None, dtype
         self._filled = self._pushed = 0
 
     def row(self):
@@ -47,10 +47,11 @@ class Sums:
         counts = [len(own) * self._slice for own in self._blocks]
         # For each rank its slice of all rows.
         sent = rows[0] if len(rows) == 1 else torch.stack([row.view(self._world, self._slice) for row in rows], dim=1).flatten()
-        slices = torch.empty(sum(counts), dtype=self._dtype)
-        dist.all_to_all_single(slices, sent, counts, [len(rows) * self._slice] * self._world, group=self._group)
+        if self._received is None:
+            self._received = torch.empty(sum(counts), dtype=self._dtype)
+        dist.all_to_all_single(self._received, sent, counts, [len(rows) * self._slice] * self._world, group=self._group)
         nodes = [node for own in self._blocks for node in own]
-        own = fold(self._tree, dict(zip(nodes, slices.view(-1, self._slice).unbind())), torch.Tensor.add_)
+        own = fold(self._tree, dict(zip(nodes, self._received.view(-1, self._slice).unbind())), torch.Tensor.add_)
         own = own.div_(divisor) if divisor != 1 else own
         dist.all_gather_into_tensor(rows[0], own, group=self._group)
         return rows[0]
