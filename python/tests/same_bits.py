@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from forked import main, raises, ranks
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Loader, SameBits, weights_hash
@@ -96,6 +97,30 @@ def same_bits_on_any_number_of_ranks():
 def same_bits_with_gloo():
     scene = SCENES["resnet20 with batch norm"]
     assert {outcome[0] for outcome in ranks(3, lambda: train(**scene), backend="gloo")} == {train(**scene)[0]}
+
+
+def train_with_zero_and_a_scaler():
+    model, data = build("mlp")
+    same, parts = SameBits(model), {"optimizer_class": torch.optim.AdamW, "lr": 1e-2}
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), **parts) if dist.is_initialized() else torch.optim.AdamW(model.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def loss_of(batch):
+        with torch.autocast("cpu", torch.float16):
+            return scaler.scale(models.loss_of(model)(batch))
+
+    for batch in Loader(data, 16):
+        optimizer.zero_grad()
+        same.backward(batch, loss_of)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return weights_hash(model)
+
+
+def sharded_optimizers_and_gradient_scalers_work():
+    assert len({end for world in (1, 2, 3) for end in ranks(world, train_with_zero_and_a_scaler)}) == 1
 
 
 def sums_follow_the_tree_of_the_rust_side():
@@ -298,6 +323,7 @@ if __name__ == "__main__":
     main(
         same_bits_on_any_number_of_ranks,
         same_bits_with_gloo,
+        sharded_optimizers_and_gradient_scalers_work,
         sums_follow_the_tree_of_the_rust_side,
         fewer_shards_than_ranks_are_refused,
         plain_ddp_gives_other_bits,
