@@ -8,6 +8,10 @@ import os
 import random
 import subprocess
 
+try:
+    import numpy
+except ImportError:
+    numpy = None
 import torch
 from forked import main, raises, ranks
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
@@ -20,7 +24,7 @@ class Noisy(Dataset):
         return 20
 
     def __getitem__(self, sample):
-        return sample + torch.rand(()), random.random(), torch.randint(100, ())
+        return sample + torch.rand(()), random.random(), numpy.random.rand() if numpy else 0.0
 
 
 def samples_have_the_same_random_numbers_in_any_worker():
@@ -86,6 +90,7 @@ def loops_go_on_where_they_stopped():
     other.load_state_dict(first.state_dict())
     assert read(other) == epochs[0][1:] and read(other) == epochs[1]
     raises(ValueError, lambda: Loader(data, 6, 2).load_state_dict(first.state_dict()), "batch_size 4 (now 6)")
+    raises(ValueError, lambda: Loader(data, 8, in_order=False), "samples of another one")
     raises(ValueError, lambda: Loader(data, 4), "smaller than the 8 shards")
 
 

@@ -5,7 +5,9 @@ permutation, as rank v of V does with torch's ``DistributedSampler``, but no sam
 """
 
 import random
+import sys
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -102,14 +104,16 @@ class Loader:
     A loop over it is an epoch; the next loop is the next epoch, with another order, and needs no ``set_epoch``. A loop that ended early is gone
     on with by the next one. ``state_dict`` is the place after the newest batch, and any number of ranks can go on from there.
 
-    Random numbers of the data set, such as those of augmentations, are seeded for each shard: those of torch's CPU generator and of Python's
-    ``random``. ``shards``, ``seed``, ``shuffle`` and ``drop_last`` are those of :class:`Sampler`; the other options, such as ``num_workers``, those
+    Random numbers of the data set, such as those of augmentations, are seeded for each shard: those of torch's CPU generator, of Python's ``random``
+    and of ``numpy.random``. ``shards``, ``seed``, ``shuffle`` and ``drop_last`` are those of :class:`Sampler`; the other options, such as ``num_workers``, those
     of torch's ``DataLoader``, which works below.
     """
 
     def __init__(self, dataset, batch_size, shards=8, seed=0, shuffle=True, drop_last=False, collate_fn=None, group=None, **options):
         if isinstance(dataset, IterableDataset):
             raise TypeError("an IterableDataset gives its samples in an order of its own; Loader needs a data set with indices")
+        if not options.get("in_order", True):
+            raise ValueError("in_order=False gives batches in the order of their arrival; a shard would get the samples of another one")
         self.sampler = Sampler(len(dataset), batch_size, shards, seed, shuffle, drop_last)
         self.epoch, self._step = 0, 0
         self._own = own_shards(shards, group)
@@ -167,17 +171,28 @@ class _Source:
 
     def __getitem__(self, key):
         epoch, step, number, samples = key
-        seed = mix(mix(self._seed, epoch, step), number, 1)
-        torch_state, python_state = torch.get_rng_state(), random.getstate()
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        try:
+        with _seeded(mix(mix(self._seed, epoch, step), number, 1)):
             if hasattr(self._dataset, "__getitems__"):
                 return self._collate(self._dataset.__getitems__(samples))
             return self._collate([self._dataset[sample] for sample in samples])
-        finally:
-            torch.set_rng_state(torch_state)
-            random.setstate(python_state)
+
+
+@contextmanager
+def _seeded(seed):
+    """Seeds the generators that data sets use, and puts their states back afterwards."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    states = torch.get_rng_state(), random.getstate(), numpy and numpy.get_state()
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy:
+        numpy.seed(seed % (1 << 32))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        if numpy:
+            numpy.set_state(states[2])
 
 
 def _as_it_is(batch):
