@@ -94,9 +94,18 @@ def same_bits_on_any_number_of_ranks():
     assert len({outcome[0] for outcome in expected.values()}) == len(expected) - 1, "the scenes do not test one thing twice"
 
 
-def same_bits_with_gloo():
-    scene = SCENES["resnet20 with batch norm"]
-    assert {outcome[0] for outcome in ranks(3, lambda: train(**scene), backend="gloo")} == {train(**scene)[0]}
+def same_bits_with_gloo_over_tcp_and_with_rings():
+    """Rings would add in another order, so SameBits does not use them."""
+
+    def scene():
+        return train(**SCENES["resnet20 with batch norm"])[0]
+
+    ends = {scene(), *ranks(3, scene, backend="gloo"), *ranks(4, scene, backend="gloo")}
+    for name, value in (("PACELINE_TRANSPORT", "tcp"), ("PACELINE_ALGORITHM", "allreduce:ring")):
+        os.environ[name] = value
+        ends |= {*ranks(4, scene), *ranks(3, scene)}
+        del os.environ[name]
+    assert len(ends) == 1, ends
 
 
 def train_with_zero_and_a_scaler():
@@ -322,7 +331,7 @@ def errors_leave_things_as_they_were():
 if __name__ == "__main__":
     main(
         same_bits_on_any_number_of_ranks,
-        same_bits_with_gloo,
+        same_bits_with_gloo_over_tcp_and_with_rings,
         sharded_optimizers_and_gradient_scalers_work,
         sums_follow_the_tree_of_the_rust_side,
         fewer_shards_than_ranks_are_refused,

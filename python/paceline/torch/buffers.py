@@ -78,7 +78,7 @@ class Buffers:
             else:
                 row.zero_()
             sums.push()
-        means = sums.total(weight)[: sum(sizes)].split(sizes)
+        means = sums.total()[: sum(sizes)].div_(weight).split(sizes)
         for place, mean in zip(places, means):
             whole = torch.view_as_complex(mean.view(-1, 2)) if buffers[place].is_complex() else mean
             buffers[place].copy_(whole.view(buffers[place].shape))

@@ -205,13 +205,13 @@ class _Flat:
 
     def land(self, parameters, weight, used, means):
         """Puts the mean gradients in their places in ``means``."""
-        row = self.sums.total(weight)
+        row = self.sums.total()
         for place, part in zip(self._places, row[: sum(self._sizes)].split(self._sizes)):
             if used[place]:
                 parameter = parameters[place]
                 mean = torch.empty_like(parameter, requires_grad=False) if parameter.grad is None else parameter.grad
                 numbers = _numbers(mean)
-                numbers.copy_(part.view(numbers.shape))
+                torch.div(part.view(numbers.shape), weight, out=numbers)
                 means[place] = mean
 
 
