@@ -160,7 +160,7 @@ def main():
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.rounds = options.rounds or (3 if options.quick else 25)
+    options.rounds = options.rounds or (3 if options.quick else 15)
     if options.measure:
         return measure(options)
     if options.table:
