@@ -212,7 +212,19 @@ def differences_between_ranks_are_named():
             same.load_state_dict({**same.state_dict(), "batches": 4})
         raises(RuntimeError, lambda: same.backward(models.vectors(8)[:], models.loss_of(net)), "different batches: [0, 0, 0, 0, 4, 4, 4, 4]")
 
-    for case in (threads, model, seed, place):
+    def weights():
+        net, data = build("mlp")
+        same = SameBits(net)
+        for turn in range(2):
+            same.backward(data[:8], models.loss_of(net))
+        with torch.no_grad():
+            net[0].weight[0, 0] += dist.get_rank()
+        same.backward(data[:8], models.loss_of(net))  # looks at another tensor
+        raises(RuntimeError, lambda: [same.backward(data[:8], models.loss_of(net)) for _ in net.state_dict()], "with different weights")
+        same.load_state_dict(same.state_dict())
+        raises(RuntimeError, lambda: same.backward(data[:8], models.loss_of(net)), "ranks began batch ")
+
+    for case in (threads, model, seed, place, weights):
         ranks(2, case)
 
 
@@ -225,6 +237,10 @@ def models_in_parts_are_refused():
         raises(TypeError, lambda: SameBits(torch.nn.Linear(2, 2, device="meta")), "is on meta")
         table = torch.nn.Embedding(8, 2, sparse=True)
         raises(TypeError, lambda: SameBits(table).backward(torch.arange(8), lambda rows: table(rows).sum()), "sparse")
+
+        net = models.mlp()
+        net[0].weight.register_post_accumulate_grad_hook(print)
+        raises(TypeError, lambda: SameBits(net).backward(models.vectors(8)[:], models.loss_of(net)), "hook")
 
     ranks(2, case)
 

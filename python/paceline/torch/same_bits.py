@@ -34,7 +34,7 @@ class SameBits:
         self.model, self.shards, self.seed = model, shards, seed
         self._group = group or (dist.group.WORLD if dist.is_initialized() else None)
         self._own = own_shards(shards, self._group)
-        self._batches = 0
+        self._batches = self._turn = 0
         self._kernels = agree.kernels()
         settings = {"shards": shards, "seed": seed, "names, shapes or types of the model's tensors": agree.structure(model)}
         agree.compare(settings | self._kernels, self._group)
@@ -75,6 +75,7 @@ class SameBits:
         for parameter, old, mean in zip(parameters, before, means):
             parameter.grad = old if mean is None else mean if old is None else old.add_(mean)
         self._batches += 1
+        self._turn += 1
         return loss
 
     def state_dict(self):
@@ -89,7 +90,7 @@ class SameBits:
         for name, now in self._kernels.items():
             if state["kernels"].get(name) != now:
                 warnings.warn(f"other bits may follow: {name} was {state['kernels'].get(name)}, and is {now}", stacklevel=2)
-        self._batches = state["batches"]
+        self._batches, self._turn = state["batches"], 0
 
     def _share_weights(self):
         root = dist.get_global_rank(self._group, 0)
@@ -111,6 +112,8 @@ class SameBits:
     def _lay_out(self):
         """The parameters to train, with flat memory for their gradients."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if any(parameter._post_accumulate_grad_hooks for parameter in parameters):
+            raise TypeError("a parameter has a hook that runs once its gradient is complete, and each shard's would set it off before the mean is known")
         if [*map(id, parameters)] != [*map(id, self._parameters)]:
             self._parameters = parameters
             by_dtype = {}
@@ -122,8 +125,9 @@ class SameBits:
     def _run(self, own, loss_of, parameters, buffers):
         """The mean gradients, None for those that no shard has, and the mean loss."""
         by_number = {shard.number: shard for shard in own}
-        # Of each shard its loss, weight and number of the batch; whoever has not computed it adds zeros. Then who has changed what.
-        told = [[0.0] * self.shards for _ in range(3)]
+        # Of each shard its loss, its weight, and of its rank the number of the batch and a check of the weights; other ranks add zeros.
+        told = [[0.0] * self.shards for _ in range(4)]
+        check = agree.fingerprint(self.model, self._turn)
         used = [0] * len(parameters)
         for number in self._own:
             loss, weight = 0.0, 0.0
@@ -137,7 +141,7 @@ class SameBits:
             used = [count + (parameter.grad is not None) for count, parameter in zip(used, parameters)]
             for flat in self._flats:
                 flat.push(parameters, weight if self.shards > 1 else 1.0)
-            for row, value in zip(told, (loss, weight, self._batches)):
+            for row, value in zip(told, (loss, weight, self._batches, check)):
                 row[number] = value
         loss, weight, used, changed = self._tell(told, used, buffers)
         if changed:
@@ -160,14 +164,16 @@ class SameBits:
         return (loss.item() if weight else 0.0), weight
 
     def _tell(self, told, used, buffers):
-        tail = torch.tensor([*told[0], *told[1], *told[2], *used, *buffers.changed()], dtype=torch.float64)
+        tail = torch.tensor([*sum(told, []), *used, *buffers.changed()], dtype=torch.float64)
         if self._group is not None:
             # Each number but the counts is one rank's alone, and counts are whole: the order does not matter.
             dist.all_reduce(tail, group=self._group)
-        losses, weights, batches, used, changed = tail.split([self.shards] * 3 + [len(used), len(buffers)])
-        losses, weights, batches = losses.tolist(), weights.tolist(), batches.tolist()
+        *told, used, changed = tail.split([self.shards] * len(told) + [len(used), len(buffers)])
+        losses, weights, batches, checks = (row.tolist() for row in told)
         if len(set(batches)) > 1:
             raise RuntimeError(f"shards belong to different batches: {[int(batch) for batch in batches]}; have all ranks loaded the same state?")
+        if len(set(checks)) > 1:
+            raise RuntimeError(f"ranks began batch {self._batches} with different weights; all must load the same state, and step the same optimizer")
         weight = sum(weights)
         if not weight:
             raise ValueError("the batch has no samples")
