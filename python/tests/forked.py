@@ -14,7 +14,7 @@ import torch.distributed as dist
 FORK = multiprocessing.get_context("fork")
 
 
-def ranks(world, function, *args, backend="paceline", limit_s=200):
+def ranks(world, function, *args, backend="paceline", limit_s=600):
     """What a function returns on each of so many ranks; without a group if it is one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
