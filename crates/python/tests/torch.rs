@@ -88,16 +88,16 @@ fn the_wheel_installs_and_runs_where_there_is_no_torch() {
     );
 }
 
-/// `python/tests/backend.py` has the cases.
-#[test]
-fn the_backend_of_torch_does_what_gloo_does_and_names_who_failed() {
+/// Runs the cases of a script in `python/tests`.
+fn run_cases(script: &str) {
     let Some(program) = paceline_testing::python_with(&["torch"]) else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
     install(folder.path());
-    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/tests/backend.py");
-    let output = python(&program, folder.path()).arg(cases).output().unwrap();
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/tests");
+    let mut command = python(&program, folder.path());
+    let output = command.arg(cases.join(script)).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         output.status.success(),
@@ -105,4 +105,19 @@ fn the_backend_of_torch_does_what_gloo_does_and_names_who_failed() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(said.contains("... ok"), "{said}");
+}
+
+#[test]
+fn the_backend_of_torch_does_what_gloo_does_and_names_who_failed() {
+    run_cases("backend.py");
+}
+
+#[test]
+fn same_bits_trains_to_the_same_weights_on_any_number_of_ranks() {
+    run_cases("same_bits.py");
+}
+
+#[test]
+fn the_loader_of_torch_reads_the_samples_of_paceline_indices() {
+    run_cases("samples.py");
 }

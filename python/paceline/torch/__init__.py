@@ -1,4 +1,4 @@
-"""The backend ``paceline`` of ``torch.distributed``.
+"""The backend ``paceline`` of ``torch.distributed``, and training with the same bits on any number of ranks.
 
 ``torch.distributed.init_process_group("paceline")`` finds it by its entry point; a torch without such entry points finds it once this module
 is imported.
@@ -6,10 +6,13 @@ is imported.
 
 import torch.distributed as dist
 
+from paceline.torch.agree import weights_hash
+from paceline.torch.data import Loader, Sampler
 from paceline.torch.error import CollectiveError
 from paceline.torch.group import Group, create
+from paceline.torch.same_bits import SameBits
 
-__all__ = ["CollectiveError", "Group", "register"]
+__all__ = ["CollectiveError", "Group", "Loader", "SameBits", "Sampler", "register", "weights_hash"]
 
 
 def register() -> None:
