@@ -15,7 +15,8 @@ use paceline_usage::figures::thousands;
 use crate::config::TrainConfig;
 use crate::data::table::TextColumn;
 use crate::data::text::Documents;
-use crate::data::{DataProblem, VALUES_MAX};
+use crate::data::tokens::Tokens;
+use crate::data::{DataError, DataProblem};
 use crate::error::TrainError;
 use crate::init::begun;
 use crate::layout::{Cuts, Layout, Staged};
@@ -41,8 +42,8 @@ pub(crate) struct Text<M = Gpt> {
     name: String,
     tokenizer: Tokenizer,
     gpt: GptConfig,
-    train: Vec<u32>,
-    held_out: Vec<u32>,
+    train: Tokens,
+    held_out: Tokens,
     warnings: Vec<String>,
     model: PhantomData<fn() -> M>,
 }
@@ -58,8 +59,21 @@ impl<M> Text<M> {
             Some(path) => problem.of(path),
             None => problem.of("the built-in text".as_ref()),
         };
-        let train = packed(&tokenizer, documents.train()).map_err(of)?;
-        let held_out = packed(&tokenizer, documents.held_out()).map_err(of)?;
+        let [mut train, mut held_out] = [(), ()].map(|()| Tokens::new(tokenizer.vocabulary()));
+        // The documents are in a row, a separator before each.
+        let warnings = documents.each(|piece| {
+            let tokens = match piece.part {
+                Part::Train => &mut train,
+                Part::HeldOut => &mut held_out,
+            };
+            if piece.begins {
+                tokens.push(&[tokenizer.end_of_text()])?;
+            }
+            let encoded = tokenizer.encode(piece.text).map_err(|why| {
+                DataProblem::new(format!("the tokenizer cannot encode the text: {why}"))
+            })?;
+            tokens.push(&encoded)
+        })?;
         let predicted = train.len() - 1;
         if predicted < gpt.context {
             let tokens = plural(predicted as u64, "token");
@@ -74,7 +88,7 @@ impl<M> Text<M> {
             gpt,
             train,
             held_out,
-            warnings: documents.warnings.clone(),
+            warnings,
             model: PhantomData,
         })
     }
@@ -91,7 +105,7 @@ impl<M> Text<M> {
         Tensor::from_data(TensorData::new(batch.inputs.clone(), shape), device)
     }
 
-    fn stream(&self, part: Part) -> &[u32] {
+    fn stream(&self, part: Part) -> &Tokens {
         match part {
             Part::Train => &self.train,
             Part::HeldOut => &self.held_out,
@@ -99,7 +113,13 @@ impl<M> Text<M> {
     }
 
     /// The sequences with the given indices, and what follows each of their tokens.
-    pub(crate) fn sequences(&self, part: Part, indices: impl Iterator<Item = usize>) -> Sequences {
+    ///
+    /// *Errors*: a temporary file of the tokens cannot be read.
+    pub(crate) fn sequences(
+        &self,
+        part: Part,
+        indices: impl Iterator<Item = usize>,
+    ) -> Result<Sequences, DataError> {
         let context = self.gpt.context;
         let mut batch = Sequences {
             inputs: Vec::new(),
@@ -107,8 +127,9 @@ impl<M> Text<M> {
             places: Vec::new(),
         };
         for (row, index) in indices.enumerate() {
-            let (inputs, targets) = self.sequence(part, index);
+            let tokens = self.sequence(part, index)?;
             let number = |token: &u32| *token as i32;
+            let (inputs, targets) = (&tokens[..tokens.len() - 1], &tokens[1..]);
             batch.inputs.extend(inputs.iter().map(number));
             batch
                 .inputs
@@ -117,36 +138,17 @@ impl<M> Text<M> {
             let start = (row * context) as i32;
             batch.places.extend(start..start + targets.len() as i32);
         }
-        batch
+        Ok(batch)
     }
 
-    /// The tokens of a sequence, and the token that follows each. Only the last sequence is shorter than the context.
-    fn sequence(&self, part: Part, index: usize) -> (&[u32], &[u32]) {
+    /// The tokens of a sequence and the one that follows. Only the last sequence is shorter than the context.
+    fn sequence(&self, part: Part, index: usize) -> Result<Vec<u32>, DataError> {
         let stream = self.stream(part);
         let start = index * self.gpt.context;
         let end = (start + self.gpt.context).min(stream.len() - 1);
-        (&stream[start..end], &stream[start + 1..=end])
+        let read = stream.read(start..end + 1);
+        read.map_err(|problem| problem.of(self.name.as_ref()))
     }
-}
-
-/// The documents in a row, a separator before each.
-fn packed<'a>(
-    tokenizer: &Tokenizer,
-    documents: impl Iterator<Item = &'a str>,
-) -> Result<Vec<u32>, DataProblem> {
-    let mut tokens = Vec::new();
-    for document in documents {
-        let document = tokenizer.encode(document).map_err(|why| {
-            DataProblem::new(format!("the tokenizer cannot encode the text: {why}"))
-        })?;
-        tokens.push(tokenizer.end_of_text());
-        tokens.extend(document);
-        if tokens.len() as u64 > VALUES_MAX {
-            let tokens = tokens.len() as u64;
-            return Err(DataProblem::too_large("tokens", tokens, VALUES_MAX));
-        }
-    }
-    Ok(tokens)
 }
 
 /// Sequences in plain memory.
@@ -258,7 +260,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     /// Rank 0 reads the tokenizer from the run directory for all.
     fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
         let documents = match &config.data {
-            Some(path) => Documents::read(path, &TextColumn::new(config))?,
+            Some(path) => Documents::open(path, TextColumn::new(config))?,
             None => Documents::built_in(),
         };
         let tokenizer = match group {
@@ -354,7 +356,7 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         _: Option<u64>,
         indices: impl Iterator<Item = usize>,
     ) -> Result<Sequences, TrainError> {
-        Ok(self.sequences(part, indices))
+        Ok(self.sequences(part, indices)?)
     }
 
     fn loss(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Result<Loss, TrainError> {
@@ -416,14 +418,19 @@ impl<M: LanguageModel> Cuts<Text<M>> for GptCuts {
         }
     }
 
-    fn block_costs(&self, task: &Text<M>, config: &TrainConfig, device: &Device) -> Vec<f64> {
+    fn block_costs(
+        &self,
+        task: &Text<M>,
+        config: &TrainConfig,
+        device: &Device,
+    ) -> Result<Vec<f64>, TrainError> {
         let precision = config.precision;
         let samples = config.global_batch / config.shards / config.accumulate;
-        let batch = task.sequences(Part::Train, 0..samples.clamp(1, task.len(Part::Train)));
+        let batch = task.sequences(Part::Train, 0..samples.clamp(1, task.len(Part::Train)))?;
         let input = || task.input(&batch, device);
         let gpt = task.gpt.init(device);
         let loss = |output| batch.scores(&gpt, output, precision).loss().mean;
-        measure(&gpt, device, input, loss)
+        Ok(measure(&gpt, device, input, loss))
     }
 
     fn pipeline(
@@ -469,14 +476,16 @@ mod tests {
             let text = Text::<Gpt>::open(&config, None).expect("the built-in text");
             let samples = text.len(Part::Train);
             // The stream with the number of each token in place of the token.
-            let numbered = Text {
-                train: (0..text.train.len() as u32).collect(),
-                ..text
-            };
+            let mut train = Tokens::new(1 << 20);
+            let numbers: Vec<u32> = (0..text.train.len() as u32).collect();
+            train.push(&numbers).expect("in memory");
+            let numbered = Text { train, ..text };
             let mut epochs = vec![Vec::new(); 2];
             for plan in sharded_batches(&config, samples, None).expect("steps") {
                 for shard in &plan.shards {
-                    let batch = numbered.sequences(Part::Train, shard.iter().copied());
+                    let batch = numbered
+                        .sequences(Part::Train, shard.iter().copied())
+                        .expect("in memory");
                     epochs[plan.epoch as usize].extend(batch.targets);
                 }
             }
@@ -493,7 +502,9 @@ mod tests {
         let config = config(&[("task", "lm"), ("context", "900")]);
         let text = Text::<Gpt>::open(&config, None).expect("the built-in text");
         let last = text.len(Part::HeldOut) - 1;
-        let batch = text.sequences(Part::HeldOut, [last, 0].into_iter());
+        let batch = text
+            .sequences(Part::HeldOut, [last, 0].into_iter())
+            .expect("in memory");
         assert_eq!(batch.inputs.len(), 1800);
         let short = (text.held_out.len() - 1) % 900;
         assert!(short > 0, "the last sequence is short");

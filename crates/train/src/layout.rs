@@ -156,7 +156,7 @@ pub(crate) trait Cuts<T: TrainTask>: Sync {
     }
 
     /// The time of each block of a model, measured on one micro-batch.
-    fn block_costs(&self, _: &T, _: &TrainConfig, _: &Device) -> Vec<f64> {
+    fn block_costs(&self, _: &T, _: &TrainConfig, _: &Device) -> Result<Vec<f64>, TrainError> {
         unreachable!("the settings refuse stages of any model but a language model")
     }
 

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor};
 use paceline_checkpoint::by_rank_0;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
-use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, PipelineError, Schedule, cut};
+use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, Schedule, cut};
 use paceline_split::tensor::TensorParallel;
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
@@ -202,11 +202,11 @@ pub(crate) fn equal_stages<T: TrainTask>(
         .pipeline()
         .map_or(1, |options| options.size(1).stages());
     let cuts = by_rank_0(group, || {
-        let stages = cut(&cuts.block_costs(task, config, device), stages)?;
+        let stages = cut(&cuts.block_costs(task, config, device)?, stages)?;
         let starts = stages.iter().skip(1).map(|blocks| blocks.start);
-        Ok::<_, PipelineError>(starts.collect())
+        Ok::<_, TrainError>(starts.collect())
     });
-    Ok(cuts??)
+    cuts?
 }
 
 /// A shard of a text.
@@ -274,7 +274,11 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
         let numbered = shards.iter().enumerate();
         let batches = numbered.flat_map(|(shard, batches)| batches.iter().map(move |b| (shard, b)));
         let batches: Vec<_> = batches.collect();
-        let load = |at: usize| task.sequences(Part::HeldOut, batches[at].1.clone());
+        let load = |at: usize| {
+            let read = task.sequences(Part::HeldOut, batches[at].1.clone());
+            // Other stages wait for this one, which has no way to tell them.
+            read.unwrap_or_else(|error| panic!("{error}"))
+        };
         let input = |at| task.input(&load(at), device);
         let mut sums: Vec<Option<Sums>> = vec![None; shards.len()];
         let mut failed = None;

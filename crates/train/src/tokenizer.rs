@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::Path;
+#[cfg(feature = "tokenizers")]
+use std::{sync::mpsc, thread};
 
 #[cfg(feature = "tokenizers")]
 use tokenizers::{
@@ -12,6 +14,8 @@ use tokenizers::{
 use crate::config::{TokenizerChoice, TrainConfig};
 use crate::data::text::Documents;
 use crate::error::TrainError;
+#[cfg(feature = "tokenizers")]
+use crate::task::Part;
 
 /// Name of the tokenizer's file in a run directory.
 pub(crate) const FILE: &str = "tokenizer.json";
@@ -196,8 +200,9 @@ impl Tokenizer {
 
 #[cfg(feature = "tokenizers")]
 impl Tokenizer {
+    /// Learns from the documents' training parts, one after another.
     fn trained(vocabulary: Option<usize>, documents: &Documents) -> Result<Self, String> {
-        let train = || {
+        let train = |texts: mpsc::IntoIter<String>| {
             let mut tokenizer = HuggingFace::new(BPE::default());
             tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
             tokenizer.with_decoder(Some(ByteLevel::default()));
@@ -208,10 +213,25 @@ impl Tokenizer {
                 .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
                 .build();
             let mut trainer = TrainerWrapper::BpeTrainer(trainer);
-            tokenizer.train(&mut trainer, documents.train())?;
+            tokenizer.train(&mut trainer, texts)?;
             tokenizer.to_string(false)
         };
-        let trained = train().map_err(|error| error.to_string());
+        let (sender, texts) = mpsc::sync_channel(4);
+        let (trained, read) = thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                documents.each(|piece| {
+                    if piece.part == Part::Train {
+                        // Nobody listens after an error of the trainer.
+                        let _ = sender.send(piece.text.to_owned());
+                    }
+                    Ok(())
+                })
+            });
+            let trained = train(texts.into_iter());
+            (trained, reader.join().expect("reading does not panic"))
+        });
+        read.map_err(|error| error.to_string())?;
+        let trained = trained.map_err(|error| error.to_string());
         trained.and_then(|text| Self::from_json(&text))
     }
 

@@ -9,7 +9,9 @@ pub(crate) mod mixup;
 mod open;
 mod source;
 pub mod table;
+mod temporary;
 pub(crate) mod text;
+pub(crate) mod tokens;
 
 use std::path::Path;
 

@@ -58,6 +58,21 @@ impl Source {
         }
     }
 
+    /// Bytes from the first to the last, uncompressed.
+    ///
+    /// *Cost*: a compressed file is read to its end; this source then is at it.
+    pub(super) fn count(mut self) -> Result<u64, DataProblem> {
+        if !self.gzip {
+            let file = std::fs::metadata(&self.path);
+            return file
+                .map(|file| file.len())
+                .map_err(|error| DataProblem::io(&error));
+        }
+        let counted = io::copy(&mut self, &mut io::sink());
+        counted.map_err(|error| self.error(error))?;
+        Ok(self.read)
+    }
+
     /// Sets the limit of bytes anew, to so many from here on.
     pub(super) fn allow(&mut self, bytes: u64) {
         self.bytes_max = self.read + bytes;

@@ -1,12 +1,10 @@
 //! The rows of a table: in memory up to a limit, and beyond it in a temporary file, as Python's `SpooledTemporaryFile` has it.
 
-use std::env;
 use std::fs::File;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 
-use crate::data::DataProblem;
+use crate::data::{DataProblem, temporary};
 
 /// Cells that are written at once.
 const CHUNK: usize = 1 << 16;
@@ -20,7 +18,7 @@ pub(super) struct Spool {
     /// The last cells, which are not in the file.
     memory: Vec<f64>,
     memory_max: usize,
-    /// The cells before them. It has no name, so nothing is left of it when the process ends.
+    /// The cells before them.
     file: Option<File>,
     in_file: usize,
 }
@@ -55,7 +53,10 @@ impl Spool {
     /// *Errors*: the temporary file cannot be written.
     pub(super) fn push(&mut self, cells: &[f64]) -> Result<(), DataProblem> {
         if self.memory.len() + cells.len() > self.memory_max {
-            self.write().map_err(|error| unwritable(&error))?;
+            self.write().map_err(|error| {
+                let hint = "set TMPDIR to a folder with 8 bytes for each cell of the table and each rank; leave columns out with --drop-columns";
+                temporary::unwritable(&error, hint)
+            })?;
         }
         if self
             .parts
@@ -76,7 +77,7 @@ impl Spool {
     fn write(&mut self) -> io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            none => none.insert(tempfile::tempfile_in(folder())?),
+            none => none.insert(temporary::file()?),
         };
         for cells in self.memory.chunks(CHUNK) {
             let bytes: Vec<u8> = cells.iter().flat_map(|cell| cell.to_le_bytes()).collect();
@@ -100,7 +101,7 @@ impl Spool {
             (Some(file), None) => {
                 let mut bytes = vec![0; part.width * size_of::<f64>()];
                 let read = file.read_exact_at(&mut bytes, (at * size_of::<f64>()) as u64);
-                read.map_err(|error| unreadable(&error))?;
+                read.map_err(|error| temporary::unreadable(&error))?;
                 let (all, _) = bytes.as_chunks::<8>();
                 cells.extend(all.iter().map(|bytes| f64::from_le_bytes(*bytes)));
             }
@@ -110,33 +111,6 @@ impl Spool {
         cells.resize(width, f64::NAN);
         Ok(())
     }
-}
-
-/// Where large temporary files belong: on many systems `/tmp` is in memory.
-fn folder() -> PathBuf {
-    let set = env::var_os("TMPDIR").filter(|folder| !folder.is_empty());
-    set.map_or_else(|| "/var/tmp".into(), PathBuf::from)
-}
-
-fn unwritable(error: &io::Error) -> DataProblem {
-    let folder = folder();
-    let folder = folder.display();
-    let what = match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "is full",
-        _ => "cannot be written",
-    };
-    DataProblem::new(format!(
-        "too large for memory, and {folder}, which takes a temporary file of it, {what}: {error}"
-    ))
-    .with_hint("set TMPDIR to a folder with 8 bytes for each cell of the table and each rank; leave columns out with --drop-columns")
-}
-
-fn unreadable(error: &io::Error) -> DataProblem {
-    let folder = folder();
-    let folder = folder.display();
-    DataProblem::new(format!(
-        "its temporary file in {folder} cannot be read: {error}"
-    ))
 }
 
 #[cfg(test)]
