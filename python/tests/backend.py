@@ -219,7 +219,7 @@ def agrees_with_gloo(rank, world):
     for call in calls:
         both(call.__name__, call)
 
-    # Gloo has no list form.
+    # The list form of Gloo takes tensors of one size only.
     inputs = [make(torch.float32, 2, seed=10 * rank + i) for i in range(world)]
     outputs = [torch.empty(2) for _ in range(world)]
     dist.all_to_all(outputs, inputs)
