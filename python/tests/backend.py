@@ -219,7 +219,7 @@ def agrees_with_gloo(rank, world):
     for call in calls:
         both(call.__name__, call)
 
-    # Gloo has no list form.
+    # The list form of Gloo takes tensors of one size only.
     inputs = [make(torch.float32, 2, seed=10 * rank + i) for i in range(world)]
     outputs = [torch.empty(2) for _ in range(world)]
     dist.all_to_all(outputs, inputs)
@@ -242,6 +242,26 @@ def raises_type(call):
     except TypeError as error:
         return error
     raise AssertionError("it did not fail")
+
+
+@case(2, 3)
+def averages_of_whole_numbers_are_rounded_towards_zero(rank, world):
+    own = torch.tensor([[10 * rank + 3, -5 - rank], [world, 0]])
+    sums = world * 3 + 10 * sum(range(world)), -5 * world - sum(range(world)), world * world, 0
+    averages = torch.tensor([int(total / world) for total in sums]).reshape(2, 2)
+    for dtype in (torch.int64, torch.int32, torch.int8):
+        tensor = own.to(dtype)
+        dist.all_reduce(tensor, AVG)
+        equal(tensor, averages.to(dtype), f"all_reduce {dtype}")
+    turned = own.clone().t()
+    dist.all_reduce(turned, AVG, async_op=True).wait()
+    equal(turned, averages.t(), "all_reduce of a tensor that is not contiguous")
+    rooted = own.clone()
+    dist.reduce(rooted, world - 1, AVG)
+    equal(rooted, averages if rank == world - 1 else own, "reduce")
+    part = torch.empty(4, dtype=torch.int64)
+    dist.reduce_scatter_tensor(part, own.flatten().repeat(world), AVG)
+    equal(part, averages.flatten(), "reduce_scatter_tensor")
 
 
 @case(3)
@@ -405,7 +425,10 @@ def a_rank_that_is_missing_is_named_in_time(rank, world):
         raises(dist.barrier)
         return
     error = raises(lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.5)))
-    assert (error.kind, error.culprits) == ("timeout", [2]), vars(error)
+    words = "received errors while waiting for send/recv from rank 0" if rank else "Rank 2 failed to pass monitoredBarrier"
+    assert (error.kind, error.culprits) == ("timeout", [2]) and words in str(error), vars(error)
+    # Advice goes to the first rank that notices.
+    assert error.hint is None or "give init_process_group, new_group or the call a longer timeout" in error.hint, error.hint
 
 
 def steps(rank, samples):

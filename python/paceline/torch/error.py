@@ -26,6 +26,7 @@ class CollectiveError(dist.DistBackendError):
         if report["hint"]:
             message += f"\n  {report['hint']}"
         super().__init__(message)
+        self.report = report
         self.rank = rank
         self.kind = report["kind"]
         self.hint = report["hint"]

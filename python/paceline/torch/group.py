@@ -26,11 +26,14 @@ _DTYPES = {dtype: number for number, dtype in enumerate(_NUMBERS)}
 # Sums of complex numbers are those of their parts; torch refuses other reductions.
 _DTYPES |= {torch.complex128: _DTYPES[torch.float64], torch.complex64: _DTYPES[torch.float32]}
 _BYTES = _DTYPES[torch.uint8]
+_WHOLE = (torch.int64, torch.int32, torch.int8, torch.uint8)
 _REDUCTIONS = {
     getattr(dist.ReduceOp, name): number
     for number, name in enumerate(("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"))
 }
 _MILLISECOND = timedelta(milliseconds=1)
+# Groups have torch's timeouts, which the library's advice does not know.
+_LONGER = "give init_process_group, new_group or the call a longer timeout"
 
 # Variables that describe a rank of a launcher's job; those of another rank or job must not be believed.
 _OF_A_LAUNCHER = (
@@ -76,6 +79,7 @@ class _Memory:
         self.moves = moves  # numbers are only moved, so their type does not matter
         self.dtype = None
         self.tensors = []
+        self.written = []
         self.landings = []
 
     def flat(self, tensor, writes=False):
@@ -96,9 +100,15 @@ class _Memory:
         # Each of them is the tensor itself if there is nothing to do.
         flat = tensor.resolve_conj().resolve_neg().contiguous()
         self.tensors.append(flat)
-        if writes and flat is not tensor:
-            self.landings.append((tensor, flat))
+        if writes:
+            self.written.append(flat)
+            if flat is not tensor:
+                self.landings.append(functools.partial(tensor.detach().copy_, flat))
         return flat
+
+    def average(self, world):
+        """Makes whole numbers' averages of their sums, rounded towards zero as NCCL's are."""
+        self.landings[:0] = [functools.partial(flat.detach().div_, world, rounding_mode="trunc") for flat in self.written]
 
     def reads(self, tensors):
         return [(flat.data_ptr(), flat.nbytes) for flat in map(self.flat, tensors)]
@@ -176,6 +186,8 @@ class Group(dist.ProcessGroup):
         return library.join(settings, server)
 
     def _error(self, report):
+        if report["hint"]:
+            report["hint"] = report["hint"].replace("raise PACELINE_TIMEOUT_SECONDS", _LONGER)
         return CollectiveError(report, self._ranks, self._ranks[self.rank()])
 
     # What torch asks of a group.
@@ -318,6 +330,10 @@ class Group(dist.ProcessGroup):
                 raise ValueError(f"paceline cannot reduce by {opts.reduceOp}")
             reduction = _REDUCTIONS[op]
             factor = float(opts.reduceOp.factor) if op == dist.ReduceOp.PREMUL_SUM else 0.0
+            if op == dist.ReduceOp.AVG and memory.tensors and memory.tensors[0].dtype in _WHOLE:
+                reduction = _REDUCTIONS[dist.ReduceOp.SUM]
+                if peer in (-1, self.rank()):
+                    memory.average(self._world)
         return library.Call(
             kind,
             memory.dtype or 0,
@@ -462,11 +478,25 @@ class Group(dist.ProcessGroup):
         return self._one(library.BARRIER, _Memory(), [], [], opts, [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """A barrier whose failure names the ranks that are missing: as every operation's does, and always all of them."""
+        """A barrier whose failure names the ranks that are missing: as every operation's does, but in torch's words too."""
         opts = dist.BarrierOptions()
         if timeout is not None:
             opts.timeout = timeout
-        self.barrier(opts).wait()
+            if opts.timeout < _MILLISECOND:
+                raise self._error(library.report("timeout", f"Rank {self.rank()} timed out in monitoredBarrier after 0 ms"))
+        try:
+            self.barrier(opts).wait()
+        except CollectiveError as error:
+            raise self._error({**error.report, "message": f"{error.report['message']}. {self._monitored(error, wait_all_ranks)}"}) from None
+
+    def _monitored(self, error, wait_all_ranks):
+        if self.rank() != 0:
+            return (
+                f"Rank {self.rank()} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+                "Please check rank 0 logs for faulty rank."
+            )
+        missing = sorted(error.report["culprits"])[: None if wait_all_ranks else 1]
+        return f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} failed to pass monitoredBarrier"
 
     # The names by which torch's C++ code, and older versions, call them.
     recvAnysource = recv_anysource

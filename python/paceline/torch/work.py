@@ -21,7 +21,7 @@ _thread = None
 class Work(dist.Work):
     """One or several calls of the library, with the tensors that they use.
 
-    ``landings`` are pairs of a tensor and the contiguous copy that the library writes for it.
+    ``landings`` put what the library has written where the program expects it.
     """
 
     def __init__(self, group, handles, tensors, landings, result):
@@ -127,8 +127,8 @@ class Work(dist.Work):
 
     def _land(self):
         if self._error is None:
-            for tensor, copy in self._landings:
-                tensor.detach().copy_(copy)
+            for land in self._landings:
+                land()
         self._landings = self._tensors = ()
 
     def __del__(self):
