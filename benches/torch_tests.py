@@ -41,7 +41,6 @@ GATES = (
 # Why outcomes differ: what a test's name begins with, which backend does worse, and the reason.
 REASONS = (
     ("test_all_to_all", "gloo", "Gloo's `all_to_all` wants tensors of one size; PyTorch runs this test with MPI only"),
-    ("test_sparse_all_reduce", "paceline", "Paceline takes dense tensors only"),
 )
 
 

@@ -451,6 +451,28 @@ def what_rank_1_is_told_to_do(rank, slow):
     return str(raises(lambda: dist.monitored_barrier(timeout=timedelta(seconds=0.5))))
 
 
+@case(2, 3)
+def sparse_tensors_are_added(rank, world):
+    for shape in ([4], [5, 3]):
+        places = torch.tensor([[0, rank, rank + 1]])
+        entries = torch.arange(3.0).reshape(3, *[1] * (len(shape) - 1)).expand(3, *shape[1:]) + rank
+        sparse = torch.sparse_coo_tensor(places, entries.contiguous(), shape)
+        dense = sparse.to_dense()
+        dist.all_reduce(sparse)
+        dist.all_reduce(dense)
+        equal(sparse.to_dense(), dense, "sums")
+    nothing = torch.sparse_coo_tensor(torch.empty(1, 0, dtype=torch.int64), torch.empty(0), [4])
+    dist.all_reduce(nothing)
+    assert nothing.coalesce().values().numel() == 0
+    torch.manual_seed(0)
+    layer = torch.nn.Sequential(torch.nn.Embedding(8, 2, sparse=True), torch.nn.Linear(2, 1))
+    model = DistributedDataParallel(layer)
+    model(torch.tensor([rank, 7])).sum().backward()
+    gradient = layer[0].weight.grad.to_dense()
+    assert gradient[:world].abs().sum(1).min() > 0 and gradient[7].abs().sum() > 0, gradient
+    raises_type(lambda: dist.all_reduce(torch.eye(2).to_sparse(), op=dist.ReduceOp.MAX))
+
+
 @case(2)
 def a_slow_sample_is_told_with_its_step(rank, world):
     class Samples(torch.utils.data.Dataset):

@@ -371,8 +371,32 @@ class Group(dist.ProcessGroup):
         return self._start(calls, opts, outputs, memories)
 
     def _all_reduce(self, tensors, opts):
+        if any(tensor.is_sparse for tensor in tensors):
+            for tensor in tensors:
+                self._sum_sparse(tensor, opts)
+            return self._start([], opts, tensors, [])
         memory = _Memory()
         return self._one(library.ALL_REDUCE, memory, [], memory.writes(tensors), opts, tensors)
+
+    def _sum_sparse(self, tensor, opts):
+        """The sum of sparse tensors, done when this returns: torch adds the entries of all ranks, one rank after another."""
+        if tensor.device.type != "cpu":
+            raise _Elsewhere(tensor.device)
+        if not tensor.is_sparse or getattr(opts, "reduceOp", dist.ReduceOp.SUM) != dist.ReduceOp.SUM:
+            raise TypeError("paceline can only add sparse tensors, and none that are dense with them")
+        own = tensor.detach().coalesce()
+        places, entries = own.indices(), own.values()
+        counts = torch.empty(self._world, dtype=torch.int64)
+        self.all_gather_single(counts, torch.tensor([places.shape[1]])).wait()
+        counts = counts.tolist()
+        all_places = [places.new_empty(count, places.shape[0]) for count in counts]
+        all_entries = [entries.new_empty(count, *entries.shape[1:]) for count in counts]
+        self.alltoall(all_places, [places.t().contiguous()] * self._world).wait()
+        self.alltoall(all_entries, [entries] * self._world).wait()
+        # Checked, because a rank whose tensor is larger has places beyond this one's.
+        total = torch.sparse_coo_tensor(torch.cat(all_places).t(), torch.cat(all_entries), tensor.shape, check_invariants=True)
+        with torch.no_grad():
+            tensor.copy_(total.coalesce())
 
     def _receive(self, tensors, source, tag):
         memory = _Memory(moves=True)
