@@ -46,6 +46,7 @@ pub(in super::super) fn device(index: u32, percent: u32) -> Device {
                 used_bytes: mb(2000).into(),
             }]
             .into(),
+            ..DeviceSample::default()
         },
     }
 }
