@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use paceline_gpu::sample::{DeviceSample, Throttle};
 use paceline_gpu::snapshot::{Memory, Reading};
 
-use super::{Absence, Mean, Peak, Rate, Span, Spread, is_held};
+use super::{Absence, Mean, Peak, Rate, Rules, Span, Spread};
+use crate::idle::Moment;
 
 /// Most power that is believed, in milliwatts: a counter that rises faster was set anew.
 const POWER_MW_MAX: u64 = 20_000_000;
@@ -70,7 +71,7 @@ impl DeviceTotals {
         &mut self,
         now: &DeviceSample,
         span: Span,
-        busy_percent: u32,
+        rules: &Rules,
         rank_of: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
         let percent = match &now.utilization_percent {
@@ -80,7 +81,7 @@ impl DeviceTotals {
                 None
             }
         };
-        let is_busy = percent.is_some_and(|percent| percent >= busy_percent);
+        let is_busy = percent.is_some_and(|percent| percent >= rules.busy_percent);
         if let Some(percent) = percent {
             self.known_ns = self.known_ns.saturating_add(span.ns);
             self.percent.add(u64::from(percent), span.ns);
@@ -96,8 +97,8 @@ impl DeviceTotals {
             .peekable();
         let is_of_job = ranks.peek().is_some();
         self.ranks.extend(ranks);
-        if percent.is_some() && !is_busy {
-            self.held_idle_ns += if is_held(now) { span.ns } else { 0 };
+        if Moment::of(now, rules) == Some(Moment::HeldIdle) {
+            self.held_idle_ns += span.ns;
             self.job_idle_ns += if is_of_job { span.ns } else { 0 };
         }
         percent
