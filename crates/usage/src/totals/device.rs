@@ -24,6 +24,8 @@ pub(crate) struct DeviceTotals {
     pub(crate) percent: Mean,
     /// The same while the device was busy.
     pub(crate) busy: Mean,
+    /// Performance counters, in hundredths of a percent: multiprocessors active, their occupancy, tensor cores, memory bandwidth.
+    pub(crate) counters: [Mean; 4],
     /// Most memory in use, by anyone.
     pub(crate) memory: Peak<u64>,
     /// Memory when most was in use, or at the first sample.
@@ -143,6 +145,18 @@ impl DeviceTotals {
         for (sum, rate) in self.traffic.iter_mut().zip(rates) {
             if let Some(rate) = rate.known() {
                 sum.add(*rate, span.at_ns, span.ns);
+            }
+        }
+        let shares = [
+            &now.sm_active_percent,
+            &now.sm_occupancy_percent,
+            &now.tensor_active_percent,
+            &now.dram_active_percent,
+        ];
+        for (mean, share) in self.counters.iter_mut().zip(shares) {
+            if let Some(percent) = share.known() {
+                // A recording may hold any number.
+                mean.add((percent.clamp(0.0, 100.0) * 100.0).round() as u64, span.ns);
             }
         }
         let throttles = now.throttles.known().map_or(&[][..], Vec::as_slice);
