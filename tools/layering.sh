@@ -57,7 +57,7 @@ readonly PURE='
     crates/launch/src/stall/judge.rs crates/launch/src/report/known.rs crates/launch/src/report/advice.rs
     crates/doctor/src/gpu crates/doctor/src/nodes/judge.rs crates/cli/src/doctor/job/judge.rs
     crates/gpu/src/bus.rs crates/gpu/src/topology.rs crates/gpu/src/topology crates/usage/src/totals.rs crates/usage/src/totals
-    crates/usage/src/report.rs crates/usage/src/report crates/cli/src/compare/figures.rs crates/cli/src/compare/verdict.rs
+    crates/usage/src/report.rs crates/usage/src/report crates/usage/src/idle.rs crates/cli/src/compare/figures.rs crates/cli/src/compare/verdict.rs
     crates/cli/src/compare/render.rs crates/cli/src/chaos/plan.rs crates/cli/src/chaos/scene.rs crates/cli/src/chaos/report.rs
     crates/split/src/pipeline/schedule.rs crates/split/src/pipeline/order.rs crates/split/src/pipeline/simulate.rs crates/split/src/pipeline/cut.rs
     crates/train/src/plan.rs crates/train/src/plan

@@ -1,6 +1,7 @@
 //! NVML's functions in C, as nvml-wrapper calls them: each finds its device, asks it, and writes the answer where it is told to.
 #![allow(unsafe_code, non_snake_case)]
 
+mod gpm;
 mod tell;
 mod write;
 

@@ -1,9 +1,12 @@
 //! The library's machine in this process, the number of calls of each function, and their effects.
 
+mod samples;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use self::samples::Samples;
 use crate::model::{Code, Device, Machine, MigDevice};
 
 /// Variable that names the machine's `nvml.json`.
@@ -32,6 +35,8 @@ pub(crate) struct State {
     device_calls: BTreeMap<(&'static str, u32), u64>,
     /// Number of processes that have appeared, if they grow.
     pub(crate) grown: u32,
+    /// Samples of performance counters.
+    pub(crate) gpm: Samples,
 }
 
 /// The subject of a call.
@@ -61,6 +66,8 @@ impl State {
             machine: Some(machine),
             devices,
             initialized: self.initialized,
+            // A program keeps its samples while tests replace the machine.
+            gpm: std::mem::take(&mut self.gpm),
             ..Self::default()
         };
         self.turn_to(0);

@@ -2,7 +2,9 @@
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::{TemperatureSensor, TopologyLevel};
+use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::structs::device::FieldId;
 use paceline_fake_nvml::{FUNCTIONS, Fixture, Library};
 use serde_json::json;
@@ -47,6 +49,32 @@ fn a_machine_answers_as_its_file_says() {
     assert!(fields[0].as_ref().is_ok_and(|field| field.value.is_ok()));
     assert!(fields[1].as_ref().is_ok_and(|field| field.value.is_err()));
     assert_eq!(machine.calls("nvmlDeviceGetUtilizationRates"), 2);
+}
+
+#[test]
+fn two_samples_of_performance_counters_are_a_share() {
+    let machine = Fixture::open("nvswitch-8");
+    let nvml = open(machine.library()).expect("the fake library");
+    let [device, other] = [0, 1].map(|index| nvml.device_by_index(index).expect("a device"));
+    assert!(device.gpm_support().expect("an answer"));
+    let samples = [(); 2].map(|()| device.gpm_sample().expect("a sample"));
+    let asked = [GpmMetricId::SmUtil, GpmMetricId::Fp64Util];
+    let answers = gpm_metrics_get(&nvml, &samples[0], &samples[1], &asked).expect("answers");
+    assert_eq!(
+        answers[0].as_ref().map(|answer| answer.value).ok(),
+        Some(88.4)
+    );
+    assert!(matches!(answers[1], Err(NvmlError::NotSupported)));
+    let other = other.gpm_sample().expect("a sample");
+    for [one, two] in [[&samples[1], &samples[0]], [&samples[0], &other]] {
+        let answer = gpm_metrics_get(&nvml, one, two, &asked);
+        assert!(matches!(answer, Err(NvmlError::InvalidArg)));
+    }
+    let older = Fixture::open("lost-mid-run");
+    let nvml = open(older.library()).expect("the fake library");
+    let device = nvml.device_by_index(0).expect("a device");
+    assert!(!device.gpm_support().expect("an answer"));
+    assert!(matches!(device.gpm_sample(), Err(NvmlError::NotSupported)));
 }
 
 #[test]

@@ -14,6 +14,15 @@ pub struct DeviceSample {
     pub utilization_percent: Reading<u32>,
     /// Share of that period in which memory was read or written, 0 to 100.
     pub memory_utilization_percent: Reading<u32>,
+    /// Share of the multiprocessors' time in which they ran anything, 0 to 100. Like the three below it comes from the device's
+    /// performance counters and is a mean over a second or more; devices before Hopper do not have them.
+    pub sm_active_percent: Reading<f64>,
+    /// Threads that were resident on the multiprocessors, of the most that they can hold, 0 to 100.
+    pub sm_occupancy_percent: Reading<f64>,
+    /// Share of the time in which the multiprocessors' tensor cores worked, 0 to 100.
+    pub tensor_active_percent: Reading<f64>,
+    /// Bandwidth of device memory that was used, of the most that there is, 0 to 100.
+    pub dram_active_percent: Reading<f64>,
     /// Device memory.
     pub memory: Reading<Memory>,
     /// Power now, in milliwatts.
@@ -47,9 +56,9 @@ impl DeviceSample {
     #[must_use]
     pub fn missing(index: u32, gap: &Gap) -> Self {
         all_missing!(gap, Self {
-            utilization_percent, memory_utilization_percent, memory, power_mw, power_limit_mw, energy_mj, temperature_c,
-            sm_clock_mhz, memory_clock_mhz, pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s,
-            throttles, processes; index
+            utilization_percent, memory_utilization_percent, sm_active_percent, sm_occupancy_percent, tensor_active_percent,
+            dram_active_percent, memory, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz, memory_clock_mhz,
+            pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s, throttles, processes; index
         })
     }
 

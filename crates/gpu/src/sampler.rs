@@ -180,6 +180,7 @@ impl Slot {
                 continue;
             }
             let ask = Ask {
+                library,
                 device: &device,
                 at,
                 may_wait,

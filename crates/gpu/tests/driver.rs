@@ -228,6 +228,99 @@ fn numbers_beyond_reason_are_not_believed() {
     assert!(processes <= 4096, "{processes} processes");
 }
 
+/// What the counters say of the first device, sample by sample.
+fn counters(sampler: &mut Sampler, samples: std::ops::Range<u64>) -> Vec<[Option<f64>; 4]> {
+    let mut sample = |second| {
+        let now = sampler.sample(Duration::from_secs(second)).swap_remove(0);
+        let shares = [
+            now.sm_active_percent,
+            now.sm_occupancy_percent,
+            now.tensor_active_percent,
+            now.dram_active_percent,
+        ];
+        shares.map(|share| share.known().copied())
+    };
+    samples.map(&mut sample).collect()
+}
+
+fn with_counters(counters: Value) -> String {
+    json!({"devices": [{"utilization": [100, 50], "gpm": counters}, {"utilization": [100, 50]}]})
+        .to_string()
+}
+
+#[test]
+fn counters_say_from_the_second_sample_on_how_busy_the_multiprocessors_are() {
+    let fixture = Fixture::open("nvswitch-8");
+    let mut sampler = Sampler::open(&of_fixture(&fixture));
+    let first = counters(&mut sampler, 0..3);
+    // The fixture's shares change with each sample of the utilisation.
+    let second = [91.2, 43.3, 54.6, 49.0].map(Some);
+    let third = [86.9, 40.8, 51.3, 46.2].map(Some);
+    assert_eq!(first, [[None; 4], second, third]);
+    drop(sampler);
+    let calls = ["nvmlGpmSampleAlloc", "nvmlGpmSampleFree"].map(|name| fixture.calls(name));
+    assert_eq!(
+        calls,
+        [16, 16],
+        "two for each device, and none is left behind"
+    );
+}
+
+#[test]
+fn devices_and_drivers_without_counters_have_a_gap() {
+    let check = |without: &[&str], expect: &Gap| {
+        let library = Library::without(without);
+        library.load(&with_counters(json!({"2": 50})));
+        let mut sampler = Sampler::open(&of_library(&library));
+        let samples = [0, 2, 4].map(|second| sampler.sample(Duration::from_secs(second)));
+        let has = without.is_empty().then_some(50.0);
+        assert_eq!(samples[2][0].sm_active_percent.known().copied(), has);
+        assert_eq!(samples[2][1].sm_active_percent.gap(), Some(expect));
+        assert_eq!(samples[2][1].utilization_percent, Reading::Known(100));
+    };
+    check(&[], &Gap::NotSupported);
+    check(&["nvmlGpmQueryDeviceSupport"], &Gap::NoFunction);
+    // Without these the second device is not even asked.
+    for function in [
+        "nvmlGpmSampleAlloc",
+        "nvmlGpmSampleFree",
+        "nvmlGpmSampleGet",
+        "nvmlGpmMetricsGet",
+    ] {
+        check(&[function], &Gap::NotSupported);
+    }
+}
+
+#[test]
+fn one_counter_that_is_missing_or_odd_hides_no_other() {
+    let library = Library::whole();
+    let machine = json!({"2": -1, "3": 1e300, "5": {"error": "NO_DATA"}, "10": 12.5});
+    library.load(&with_counters(machine));
+    let mut sampler = Sampler::open(&of_library(&library));
+    let found = counters(&mut sampler, 0..2);
+    assert_eq!(found[1], [None, None, None, Some(12.5)]);
+}
+
+#[test]
+fn an_error_between_two_samples_of_counters_begins_anew() {
+    let library = Library::whole();
+    let fail = |failure: Value| {
+        let mut machine: Value =
+            serde_json::from_str(&with_counters(json!({"2": 50}))).expect("JSON");
+        machine["fail"] = json!({ "nvmlGpmSampleGet": failure });
+        library.load(&machine.to_string());
+    };
+    fail(json!({"code": 999, "after": 0, "times": 0}));
+    let mut sampler = Sampler::open(&of_library(&library));
+    let mut active = |seconds| counters(&mut sampler, seconds).pop().and_then(|all| all[0]);
+    assert_eq!(active(0..2), Some(50.0));
+    fail(json!(999));
+    assert_eq!(active(2..4), None);
+    fail(json!({"code": 999, "after": 0, "times": 0}));
+    assert_eq!(active(4..5), None, "the first sample again");
+    assert_eq!(active(5..6), Some(50.0));
+}
+
 #[test]
 fn only_some_devices_may_be_watched() {
     let fixture = Fixture::open("nvswitch-8");

@@ -103,6 +103,10 @@ impl Source for Made {
             index,
             utilization_percent: ((moment * 7 + index * 31) % 101).into(),
             memory_utilization_percent: (moment % 60).into(),
+            sm_active_percent: 88.4.into(),
+            sm_occupancy_percent: 41.7.into(),
+            tensor_active_percent: 52.1.into(),
+            dram_active_percent: 47.5.into(),
             memory: Memory {
                 used_bytes: u64::from(moment % 9000) << 20,
                 total_bytes: 80 << 30,

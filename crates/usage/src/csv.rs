@@ -18,12 +18,16 @@ use crate::sample::{RankSample, Sample};
 use crate::totals::RANKS_MAX;
 
 /// The columns as they are written. A file that is read may have fewer, in any order.
-const COLUMNS: [&str; 23] = [
+const COLUMNS: [&str; 27] = [
     "at_s",
     "kind",
     "index",
     "utilization_percent",
     "memory_utilization_percent",
+    "sm_active_percent",
+    "sm_occupancy_percent",
+    "tensor_active_percent",
+    "dram_active_percent",
     "memory_used_bytes",
     "memory_total_bytes",
     "power_mw",
@@ -43,6 +47,16 @@ const COLUMNS: [&str; 23] = [
     "resident_bytes",
     "missing",
 ];
+
+/// Columns of the performance counters. Most devices have none of them, for one reason, which then stands once.
+const COUNTERS: [&str; 4] = [
+    "sm_active_percent",
+    "sm_occupancy_percent",
+    "tensor_active_percent",
+    "dram_active_percent",
+];
+/// What they are called together.
+const ALL_COUNTERS: &str = "counters";
 
 /// Columns that every file needs.
 const NEEDED: [&str; 3] = ["at_s", "kind", "index"];
@@ -125,11 +139,26 @@ fn cells(at: Duration, row: &Value) -> Vec<String> {
     cells.push(match gaps.first() {
         Some((_, why)) if is_same && !has_readings => format!("*={why}"),
         _ => {
+            let gaps = counters_as_one(gaps);
             let gaps = gaps.iter().map(|(column, why)| format!("{column}={why}"));
             gaps.collect::<Vec<_>>().join(";")
         }
     });
     cells
+}
+
+/// The same gaps, with that of all performance counters in one if it is one.
+fn counters_as_one(mut gaps: Vec<(&str, String)>) -> Vec<(&str, String)> {
+    let is_counter = |gap: &&(&str, String)| COUNTERS.contains(&gap.0);
+    let reasons: Vec<&String> = gaps.iter().filter(is_counter).map(|gap| &gap.1).collect();
+    let is_one = reasons.windows(2).all(|pair| pair[0] == pair[1]);
+    if is_one && reasons.len() == COUNTERS.len() {
+        gaps.retain(|(column, _)| *column == COUNTERS[0] || !COUNTERS.contains(column));
+        for gap in gaps.iter_mut().filter(|gap| gap.0 == COUNTERS[0]) {
+            gap.0 = ALL_COUNTERS;
+        }
+    }
+    gaps
 }
 
 fn cell(value: &Value) -> String {
@@ -242,8 +271,9 @@ impl<R: Read> CsvSamples<R> {
             };
         }
         Ok(device!(
-            utilization_percent, memory_utilization_percent, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz,
-            memory_clock_mhz, pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s;
+            utilization_percent, memory_utilization_percent, sm_active_percent, sm_occupancy_percent, tensor_active_percent,
+            dram_active_percent, power_mw, power_limit_mw, energy_mj, temperature_c, sm_clock_mhz, memory_clock_mhz,
+            pcie_tx_bytes_s, pcie_rx_bytes_s, nvlink_tx_bytes_s, nvlink_rx_bytes_s;
             index: self.needed("index")?,
             memory: self.reading("memory_used_bytes", memory),
             throttles: self.list("throttles", throttle)?,
@@ -299,7 +329,11 @@ impl<R: Read> CsvSamples<R> {
         let missing = || {
             let pairs = self.cell("missing").split(';');
             let mut pairs = pairs.filter_map(|pair| pair.split_once('='));
-            let named = pairs.find(|(name, _)| [column, "*"].contains(&name.trim()));
+            let is_counter = COUNTERS.contains(&column);
+            let named = pairs.find(|(name, _)| {
+                let name = name.trim();
+                [column, "*"].contains(&name) || is_counter && name == ALL_COUNTERS
+            });
             named.map_or(Gap::NotRead, |(_, why)| gap(why.trim()))
         };
         value.ok_or_else(missing).into()

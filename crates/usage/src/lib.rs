@@ -5,6 +5,7 @@
 //! recorded.
 //!
 //! - [`busy`]: busy time of several devices, and of all at once.
+//! - [`idle`]: devices that do nothing, held or not.
 //! - [`sample`]: what devices and ranks do at one moment.
 //! - [`ranks`]: what ranks use of processors and memory.
 //! - [`report`]: the figures of a job.
@@ -29,6 +30,7 @@ pub mod environment;
 pub mod figures;
 pub mod files;
 mod history;
+pub mod idle;
 mod machine;
 pub mod memory;
 pub mod ranks;

@@ -85,6 +85,14 @@ pub struct GpuReport {
     pub utilization_percent: Option<f64>,
     /// The same while busy.
     pub utilization_busy_percent: Option<f64>,
+    /// Mean share of the multiprocessors' time in which they ran anything, in percent, by the device's performance counters.
+    pub sm_active_percent: Option<f64>,
+    /// Mean share of the threads that they can hold.
+    pub sm_occupancy_percent: Option<f64>,
+    /// Mean share of the time in which their tensor cores worked.
+    pub tensor_active_percent: Option<f64>,
+    /// Mean share of the bandwidth of device memory.
+    pub dram_active_percent: Option<f64>,
     /// Most memory in use, by anyone.
     pub memory_peak_bytes: Option<u64>,
     /// When that was.

@@ -90,6 +90,28 @@ fn one_gpu_is_busy_or_not() {
 }
 
 #[test]
+fn a_gpu_with_counters_says_what_its_utilisation_hides() {
+    let report = run(600, |_, now| {
+        let mut busy = device(0, 99);
+        busy.sm_active_percent = 21.5.into();
+        busy.sm_occupancy_percent = 12.0.into();
+        busy.tensor_active_percent = 3.25.into();
+        busy.dram_active_percent = 40.0.into();
+        now.devices = vec![busy, device(1, 99)];
+    });
+    let gpu = &report.gpus[0];
+    let means = [
+        gpu.sm_active_percent,
+        gpu.sm_occupancy_percent,
+        gpu.tensor_active_percent,
+        gpu.dram_active_percent,
+    ];
+    assert_eq!(means, [21.5, 12.0, 3.25, 40.0].map(Some));
+    assert_eq!(report.gpus[1].sm_active_percent, None);
+    check("counters", &report);
+}
+
+#[test]
 fn a_job_too_short_to_sample_has_no_figures() {
     let mut report = run(1, |second, now| {
         now.devices = vec![device(0, 93)];

@@ -193,6 +193,7 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
         );
         line(parts);
     }
+    line(counters(gpu, words));
     let mut parts = Vec::new();
     if let Some(joules) = gpu.energy_j {
         parts.push(words.energy(joules, gpu.energy_estimated_j));
@@ -217,6 +218,14 @@ fn gpu_block(text: &mut String, gpu: &GpuReport, words: Words) {
     }
     line(parts);
     line(extras(gpu, words));
+}
+
+/// What utilisation does not tell, where the device has counters for it.
+fn counters(gpu: &GpuReport, words: Words) -> Vec<String> {
+    let sm = gpu.sm_active_percent.map(|mean| words.sm_active(mean));
+    let tensor = gpu.tensor_active_percent;
+    let tensor = tensor.map(|mean| words.tensor_active(mean));
+    sm.into_iter().chain(tensor).collect()
 }
 
 /// What is told only where there is something to tell.

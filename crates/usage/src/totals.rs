@@ -12,7 +12,6 @@ pub(crate) use self::measure::{Absence, Mean, Peak, Rate, Spread};
 pub(crate) use self::overlap::Overlap;
 pub(crate) use self::rank::RankTotals;
 
-use paceline_gpu::sample::DeviceSample;
 use paceline_gpu::snapshot::DEVICES_MAX;
 
 use crate::sample::Sample;
@@ -36,6 +35,9 @@ pub struct Rules {
     pub rank_busy_percent: u32,
     /// An interval longer than this was not observed: nothing is known about what lies between its ends but the counters.
     pub late_after: Duration,
+    /// A device that has computed nothing for this long is said to be held but idle, or unused, while it still is: loading data
+    /// and saving take shorter breaks in most jobs.
+    pub idle_after: Duration,
     /// The driver's numbers of the devices that are to work at once. If not given: those that a process of the job's ranks was
     /// seen on, and where none ever is (other processes, or a container that hides them), those that were ever busy.
     pub devices: Option<Vec<u32>>,
@@ -47,6 +49,7 @@ impl Default for Rules {
             busy_percent: 5,
             rank_busy_percent: 50,
             late_after: Duration::from_secs(3),
+            idle_after: Duration::from_secs(10),
             devices: None,
         }
     }
@@ -171,7 +174,7 @@ impl Totals {
                 side.grow(at + 1);
             }
             let device = &mut self.devices[at];
-            side.percent[at] = device.add(now, span, self.rules.busy_percent, rank_of);
+            side.percent[at] = device.add(now, span, &self.rules, rank_of);
         }
         self.choose();
     }
@@ -273,17 +276,6 @@ impl Side {
         let is_seen = self.percent.iter().any(Option::is_some);
         is_seen.then(|| self.busy.iter().filter(|busy| **busy).count())
     }
-}
-
-/// Whether memory of a device is held.
-///
-/// The processes say so where they can be read; where they cannot, or a container hides them, memory in use says so
-/// beyond what a driver keeps for itself.
-pub(crate) fn is_held(now: &DeviceSample) -> bool {
-    const DRIVER_BYTES_MAX: u64 = 768 << 20;
-    let by_process = now.processes.known().is_some_and(|all| !all.is_empty());
-    let used = now.memory.known().map_or(0, |memory| memory.used_bytes);
-    by_process || used > DRIVER_BYTES_MAX
 }
 
 pub(crate) fn nanos(time: Duration) -> u64 {

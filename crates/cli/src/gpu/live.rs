@@ -16,6 +16,7 @@ use paceline_gpu::places::Places;
 use paceline_gpu::sample::DeviceSample;
 use paceline_gpu::snapshot::Reading;
 use paceline_rendezvous::page::RunningJob;
+use paceline_usage::idle::Idleness;
 use serde::Serialize;
 
 use self::devices::DeviceWatch;
@@ -44,6 +45,9 @@ pub(super) struct Devices {
 pub(super) struct Device {
     pub(super) name: Reading<String>,
     pub(super) uuid: Reading<String>,
+    /// Whether it does nothing, where that can be told.
+    #[serde(flatten)]
+    pub(super) idleness: Option<Idleness>,
     #[serde(flatten)]
     pub(super) now: DeviceSample,
 }
@@ -117,7 +121,7 @@ impl Feed {
         let (devices, jobs) = (Arc::new(Board::new()), Arc::new(Board::new()));
         let (device_places, device_board) = (places.clone(), devices.clone());
         let watch_devices = move || {
-            let mut watch = DeviceWatch::new(device_places);
+            let mut watch = DeviceWatch::new(device_places, interval);
             device_board.fill(interval, || watch.look(began.elapsed()));
         };
         let (root, held, job_board) = (places.root.clone(), devices.clone(), jobs.clone());

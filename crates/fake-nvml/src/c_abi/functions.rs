@@ -1,5 +1,6 @@
 //! The list of functions: names and types are the bindings', bodies say which field answers.
 
+use super::gpm;
 use super::tell::*;
 use super::write::bits;
 use super::*;
@@ -138,6 +139,7 @@ exported! {
         fn nvmlDeviceGetFieldValues(count: c_int, values: *mut nvmlFieldValue_t) = |device, tick| {
             fields(device, tick, count, values)
         };
+        fn nvmlGpmQueryDeviceSupport(to: *mut nvmlGpmSupport_t) = |device, _tick| gpm::support(device, to);
         fn nvmlDeviceGetCpuAffinity(length: c_uint, to: *mut c_ulong) = |device, tick| {
             bits(&device.cpus.at(tick)?.0, to, length)
         };
@@ -187,6 +189,16 @@ exported! {
                 _ => Err(Code::NOT_FOUND),
             })
         };
+        fn nvmlGpmSampleAlloc(to: *mut nvmlGpmSample_t) = |name| {
+            of_machine(name, |state| put(to, gpm::handle(state.gpm.allocate())))
+        };
+        fn nvmlGpmSampleFree(sample: nvmlGpmSample_t) = |name| {
+            of_machine(name, |state| state.gpm.free(sample.addr()))
+        };
+        fn nvmlGpmSampleGet(device: nvmlDevice_t, sample: nvmlGpmSample_t) = |name| {
+            gpm::fill(name, subject(device), sample)
+        };
+        fn nvmlGpmMetricsGet(request: *mut nvmlGpmMetricsGet_t) = |name| gpm::metrics(name, request);
         fn nvmlDeviceGetP2PStatus(
             one: nvmlDevice_t,
             other: nvmlDevice_t,

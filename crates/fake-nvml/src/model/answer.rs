@@ -23,6 +23,8 @@ impl Code {
     pub(crate) const NOT_SUPPORTED: Self = Self(nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED);
     pub(crate) const NOT_FOUND: Self = Self(nvmlReturn_enum_NVML_ERROR_NOT_FOUND);
     pub(crate) const INSUFFICIENT_SIZE: Self = Self(nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE);
+    pub(crate) const ARGUMENT_VERSION_MISMATCH: Self =
+        Self(nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     pub(crate) const UNKNOWN: Self = Self(nvmlReturn_enum_NVML_ERROR_UNKNOWN);
 
     pub(crate) fn named(name: &str) -> Option<Self> {

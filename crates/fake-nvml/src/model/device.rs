@@ -71,6 +71,8 @@ pub(crate) struct Device {
     /// One more process appears each time it is asked how many there are.
     pub(crate) processes_grow: bool,
     pub(crate) nvlinks: Answer<Vec<NvLink>>,
+    /// Shares in percent, by number of the metric, of the performance counters; a device without them has no such field.
+    pub(crate) gpm: Option<BTreeMap<u32, Answer<f64>>>,
     /// Field values by number, or by number and scope: `138`, `138:3`.
     pub(crate) fields: BTreeMap<String, Answer<Count>>,
 }

@@ -32,13 +32,13 @@ const MIG_DEVICES_MAX: u32 = 64;
 /// *Blocks*: see [`Library::device`]; then some hundred calls of microseconds.
 pub(crate) fn read(library: &Library, index: u32) -> Device {
     match library.device(index) {
-        Ok(device) => opened(&device, index),
+        Ok(device) => opened(library, &device, index),
         Err(gap) => closed(index, &gap),
     }
 }
 
-fn opened(device: &Nvidia<'_>, index: u32) -> Device {
-    let now = now::at_once(device, index);
+fn opened(library: &Library, device: &Nvidia<'_>, index: u32) -> Device {
+    let now = now::at_once(library, device, index);
     Device {
         index,
         name: reading(raw::name(device)),

@@ -1,6 +1,7 @@
 //! What a device does now, in groups of values that one call of the driver gives, each with the pace at which it is worth
 //! asking.
 
+mod gpm;
 mod rate;
 
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::snapshot::{Gap, Holder, Memory, Reading};
 use self::rate::{Counter, Window};
 use super::gap::{gap, is_lasting};
 use super::processes::processes;
-use super::raw::{self, ALL_LINKS, Field};
+use super::raw::{self, ALL_LINKS, Field, Library};
 use super::up_to;
 
 /// What one or two calls give. The times are those that others have measured on drivers of 2025 and 2026.
@@ -39,6 +40,8 @@ pub(crate) enum Group {
     NvLink,
     /// 0.5 ms from counters. The older call waits for 20 ms, so a sample makes at most one of these.
     Pcie,
+    /// The performance counters. What they cost is not known: no device that has them was there to be measured.
+    Gpm,
     /// 5 ms a list, and there are two. The driver's lock, for which the job's own calls wait, is held meanwhile.
     Processes,
 }
@@ -83,11 +86,13 @@ pub(crate) struct Counters {
     pcie: Window,
     has_no_pcie_counters: bool,
     is_rx_next: bool,
+    gpm: gpm::Turns,
 }
 
 /// A moment at which a device is asked.
 #[derive(Debug)]
 pub(crate) struct Ask<'a, 'nvml> {
+    pub(crate) library: &'a Library,
     pub(crate) device: &'a Device<'nvml>,
     pub(crate) at: Duration,
     /// Whether a call that waits for 20 ms may still be made.
@@ -96,10 +101,10 @@ pub(crate) struct Ask<'a, 'nvml> {
 
 impl Group {
     /// Each with its pace: milliseconds at the soonest, seconds at the latest, and its share of the time.
-    pub(crate) const ALL: [(Self, (u64, u64, u32)); 12] = [
+    pub(crate) const ALL: [(Self, (u64, u64, u32)); 13] = [
         (Self::Utilization, (0, 1, 20)),
-        (Self::Memory, (0, 2, 15)),
-        (Self::Power, (0, 2, 15)),
+        (Self::Memory, (0, 2, 12)),
+        (Self::Power, (0, 2, 13)),
         (Self::SmClock, (0, 5, 5)),
         (Self::Throttles, (0, 5, 5)),
         (Self::Temperature, (1_000, 10, 5)),
@@ -108,12 +113,13 @@ impl Group {
         (Self::Energy, (1_000, 10, 4)),
         (Self::NvLink, (1_000, 10, 5)),
         (Self::Pcie, (1_000, 10, 10)),
+        (Self::Gpm, (1_000, 10, 5)),
         (Self::Processes, (1_000, 60, 10)),
     ];
 
     /// Whether one answer is enough; a rate needs two.
     pub(crate) fn is_instant(self) -> bool {
-        !matches!(self, Self::NvLink | Self::Pcie)
+        !matches!(self, Self::NvLink | Self::Pcie | Self::Gpm)
     }
 
     /// Asks, and writes into `now` what comes.
@@ -145,6 +151,7 @@ impl Group {
             }
             Self::NvLink => nvlink(device, ask.at, counters, now),
             Self::Pcie => pcie(ask, counters, now),
+            Self::Gpm => gpm::read(ask, &mut counters.gpm, now),
             Self::Processes => {
                 let held = processes(device).map(|held| {
                     let memory = |held: Holder| ProcessMemory {
@@ -338,7 +345,7 @@ fn pcie_call(ask: Ask<'_, '_>, counters: &mut Counters, now: &mut DeviceSample) 
 }
 
 /// Everything that one answer tells.
-pub(super) fn at_once(device: &Device<'_>, index: u32) -> DeviceSample {
+pub(super) fn at_once(library: &Library, device: &Device<'_>, index: u32) -> DeviceSample {
     let mut now = DeviceSample {
         index,
         ..DeviceSample::default()
@@ -349,6 +356,7 @@ pub(super) fn at_once(device: &Device<'_>, index: u32) -> DeviceSample {
         .filter(|(group, _)| group.is_instant())
     {
         let ask = Ask {
+            library,
             device,
             at: Duration::ZERO,
             may_wait: &mut false,

@@ -2,6 +2,7 @@
 //! a single link. And the devices' handles, which cost milliseconds to get and are kept.
 #![allow(unsafe_code)]
 
+mod gpm;
 mod lists;
 
 use std::cell::OnceCell;
@@ -17,6 +18,7 @@ use crate::snapshot::{DEVICES_MAX, Gap};
 use super::gap::gap;
 use super::up_to;
 
+pub(super) use self::gpm::{Metric, Place};
 pub(super) use self::lists::{PROCESSES_MAX, Process, compute_processes, graphics_processes};
 
 /// Longest text in bytes; the driver's own limits are 80 and 96.
@@ -25,11 +27,12 @@ const TEXT_BYTES_MAX: usize = 96;
 /// A scope that means all NVLinks of a device together.
 pub(super) const ALL_LINKS: u32 = u32::MAX;
 
-/// The driver's library, and the handle of each of its devices once it was asked for.
+/// The driver's library, and of each of its devices the handle and the samples of counters once they were asked for.
 #[derive(Debug)]
 pub(crate) struct Library {
     nvml: Nvml,
     handles: Vec<OnceCell<Handle>>,
+    samples: Vec<OnceCell<gpm::Samples>>,
 }
 
 /// The driver's name for a device; it stays the same and valid while the library is loaded, even if the device is lost.
@@ -44,7 +47,12 @@ impl Library {
     pub(super) fn new(nvml: Nvml, devices: u32) -> Self {
         let devices = usize::try_from(devices).map_or(DEVICES_MAX, |count| count.min(DEVICES_MAX));
         let handles = (0..devices).map(|_| OnceCell::new()).collect();
-        Self { nvml, handles }
+        let samples = (0..devices).map(|_| OnceCell::new()).collect();
+        Self {
+            nvml,
+            handles,
+            samples,
+        }
     }
 
     pub(super) fn nvml(&self) -> &Nvml {
@@ -76,6 +84,15 @@ impl Library {
         // Nothing can have come in between: the cell belongs to this thread.
         let _ = cell.set(handle);
         Ok(device)
+    }
+}
+
+impl Drop for Library {
+    /// Gives back what the driver keeps for this program, as long as its library is there to be called.
+    fn drop(&mut self) {
+        for samples in self.samples.iter().filter_map(OnceCell::get) {
+            samples.free(&self.nvml);
+        }
     }
 }
 

@@ -137,6 +137,15 @@ fn paths(function: &str) -> (&'static [&'static str], bool) {
             "devices/*/now/pcie_tx_bytes_s",
             "devices/*/now/pcie_rx_bytes_s",
         ],
+        "nvmlGpmQueryDeviceSupport"
+        | "nvmlGpmSampleAlloc"
+        | "nvmlGpmSampleGet"
+        | "nvmlGpmMetricsGet" => &[
+            "devices/*/now/sm_active_percent",
+            "devices/*/now/sm_occupancy_percent",
+            "devices/*/now/tensor_active_percent",
+            "devices/*/now/dram_active_percent",
+        ],
         "nvmlDeviceGetP2PStatus" => &["links/*/p2p"],
         "nvmlDeviceGetTopologyCommonAncestor" => &["links/*/ancestor"],
         _ => &[],

@@ -18,6 +18,10 @@ fn full() -> DeviceSample {
         index: 3,
         utilization_percent: 87.into(),
         memory_utilization_percent: 41.into(),
+        sm_active_percent: 61.53.into(),
+        sm_occupancy_percent: 0.0.into(),
+        tensor_active_percent: 27.2.into(),
+        dram_active_percent: 100.0.into(),
         memory: Memory {
             used_bytes: 5,
             total_bytes: 9,
@@ -59,6 +63,10 @@ fn silent(index: u32, why: Gap) -> DeviceSample {
         index,
         utilization_percent: gap(&why),
         memory_utilization_percent: gap(&why),
+        sm_active_percent: gap(&why),
+        sm_occupancy_percent: gap(&why),
+        tensor_active_percent: gap(&why),
+        dram_active_percent: gap(&why),
         memory: gap(&why),
         power_mw: gap(&why),
         power_limit_mw: gap(&why),
@@ -135,15 +143,51 @@ fn lines_say_what_is_missing_and_why() {
     };
     check(
         silent(1, Gap::Lost),
-        "12.300000,gpu,1,,,,,,,,,,,,,,,,,,,,*=lost",
+        "12.300000,gpu,1,,,,,,,,,,,,,,,,,,,,,,,,*=lost",
     );
     let mut device = full();
     device.energy_mj = Err(Gap::NoFunction).into();
     device.memory = Err(Gap::other("a, b")).into();
     check(
         device,
-        "12.300000,gpu,3,87,41,,,1,2,,61,1980,10501,11,12,13,14,power_cap thermal hardware_thermal power_brake hardware \
+        "12.300000,gpu,3,87,41,61.53,0.0,27.2,100.0,,,1,2,,61,1980,10501,11,12,13,14,power_cap thermal hardware_thermal power_brake hardware \
          sync_boost clocks_setting display_clock,77:123 78,,,,\"memory_used_bytes=a, b;energy_mj=no_function\"",
+    );
+}
+
+#[test]
+fn one_reason_for_all_counters_stands_once() {
+    let check = |device: &DeviceSample, expect: &str| {
+        let sample = Sample {
+            devices: vec![device.clone()],
+            ..Sample::default()
+        };
+        let text = written(std::slice::from_ref(&sample));
+        let missing = text.lines().nth(1).and_then(|line| line.rsplit(',').next());
+        assert_eq!(missing, Some(expect));
+        let mut back = CsvSamples::new(text.as_bytes()).expect("a header");
+        assert_eq!(back.next().expect("a row").expect("a sample"), sample);
+    };
+    let mut device = full();
+    let counters = [
+        &mut device.sm_active_percent,
+        &mut device.sm_occupancy_percent,
+        &mut device.tensor_active_percent,
+        &mut device.dram_active_percent,
+    ];
+    for counter in counters {
+        *counter = Err(Gap::NotSupported).into();
+    }
+    device.nvlink_tx_bytes_s = Err(Gap::NotSupported).into();
+    check(
+        &device,
+        "counters=not_supported;nvlink_tx_bytes_s=not_supported",
+    );
+    device.tensor_active_percent = 5.0.into();
+    check(
+        &device,
+        "sm_active_percent=not_supported;sm_occupancy_percent=not_supported;dram_active_percent=not_supported;\
+         nvlink_tx_bytes_s=not_supported",
     );
 }
 

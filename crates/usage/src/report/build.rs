@@ -108,6 +108,9 @@ fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -
     let throttled = device.throttled_ns.iter();
     let throttled = throttled.map(|(why, ns)| (*why, seconds(*ns)));
     let [pcie_tx, pcie_rx, nvlink_tx, nvlink_rx] = device.traffic.each_ref().map(flow);
+    let percent = |mean: &Mean| mean.mean().map(|hundredths| hundredths / 100.0);
+    let [sm_active, sm_occupancy, tensor_active, dram_active] =
+        device.counters.each_ref().map(percent);
     let (memory, temperature) = (device.memory.top, device.temperature.top);
     GpuReport {
         index: device.index,
@@ -118,6 +121,10 @@ fn gpu(device: &DeviceTotals, is_counted: bool, observed_s: f64, clock: Clock) -
         busy_share: known(&device.percent).map(|()| share(seconds(device.busy.ns), observed_s)),
         utilization_percent: device.percent.mean(),
         utilization_busy_percent: device.busy.mean(),
+        sm_active_percent: sm_active,
+        sm_occupancy_percent: sm_occupancy,
+        tensor_active_percent: tensor_active,
+        dram_active_percent: dram_active,
         memory_peak_bytes: memory.map(|(bytes, _)| bytes),
         memory_peak_at_s: memory.map(|(_, at_ns)| clock.at(at_ns)),
         memory_total_bytes: memory.map(|_| device.memory_total_bytes),

@@ -64,6 +64,8 @@ impl Words {
     sentences! {
         clock_beside_share(clock: &str): "{clock} (shares are of the rest)", "{clock} (비율은 나머지 시간 기준)";
         busy(share: &str, clock: &str): "busy {share} ({clock})", "사용 {share} ({clock})";
+        sm_active(mean: f64): "multiprocessors active {mean:.1}% on average", "멀티프로세서(SM) 평균 활성 {mean:.1}%";
+        tensor_active(mean: f64): "tensor cores {mean:.1}%", "텐서 코어 {mean:.1}%";
         temperature(peak: u32): "{peak} °C at most", "최고 온도 {peak} °C";
         traffic(name: &str, sent: &str, received: &str):
             "{name} about {sent} sent and {received} received", "{name} 송신 약 {sent}, 수신 약 {received}";

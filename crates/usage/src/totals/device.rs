@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use paceline_gpu::sample::{DeviceSample, Throttle};
 use paceline_gpu::snapshot::{Memory, Reading};
 
-use super::{Absence, Mean, Peak, Rate, Span, Spread, is_held};
+use super::{Absence, Mean, Peak, Rate, Rules, Span, Spread};
+use crate::idle::Moment;
 
 /// Most power that is believed, in milliwatts: a counter that rises faster was set anew.
 const POWER_MW_MAX: u64 = 20_000_000;
@@ -23,6 +24,8 @@ pub(crate) struct DeviceTotals {
     pub(crate) percent: Mean,
     /// The same while the device was busy.
     pub(crate) busy: Mean,
+    /// Performance counters, in hundredths of a percent: multiprocessors active, their occupancy, tensor cores, memory bandwidth.
+    pub(crate) counters: [Mean; 4],
     /// Most memory in use, by anyone.
     pub(crate) memory: Peak<u64>,
     /// Memory when most was in use, or at the first sample.
@@ -70,7 +73,7 @@ impl DeviceTotals {
         &mut self,
         now: &DeviceSample,
         span: Span,
-        busy_percent: u32,
+        rules: &Rules,
         rank_of: impl Fn(u32) -> Option<u32>,
     ) -> Option<u32> {
         let percent = match &now.utilization_percent {
@@ -80,7 +83,7 @@ impl DeviceTotals {
                 None
             }
         };
-        let is_busy = percent.is_some_and(|percent| percent >= busy_percent);
+        let is_busy = percent.is_some_and(|percent| percent >= rules.busy_percent);
         if let Some(percent) = percent {
             self.known_ns = self.known_ns.saturating_add(span.ns);
             self.percent.add(u64::from(percent), span.ns);
@@ -96,8 +99,8 @@ impl DeviceTotals {
             .peekable();
         let is_of_job = ranks.peek().is_some();
         self.ranks.extend(ranks);
-        if percent.is_some() && !is_busy {
-            self.held_idle_ns += if is_held(now) { span.ns } else { 0 };
+        if Moment::of(now, rules) == Some(Moment::HeldIdle) {
+            self.held_idle_ns += span.ns;
             self.job_idle_ns += if is_of_job { span.ns } else { 0 };
         }
         percent
@@ -142,6 +145,18 @@ impl DeviceTotals {
         for (sum, rate) in self.traffic.iter_mut().zip(rates) {
             if let Some(rate) = rate.known() {
                 sum.add(*rate, span.at_ns, span.ns);
+            }
+        }
+        let shares = [
+            &now.sm_active_percent,
+            &now.sm_occupancy_percent,
+            &now.tensor_active_percent,
+            &now.dram_active_percent,
+        ];
+        for (mean, share) in self.counters.iter_mut().zip(shares) {
+            if let Some(percent) = share.known() {
+                // A recording may hold any number.
+                mean.add((percent.clamp(0.0, 100.0) * 100.0).round() as u64, span.ns);
             }
         }
         let throttles = now.throttles.known().map_or(&[][..], Vec::as_slice);

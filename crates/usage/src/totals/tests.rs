@@ -1,4 +1,4 @@
-use paceline_gpu::sample::{ProcessMemory, Throttle};
+use paceline_gpu::sample::{DeviceSample, ProcessMemory, Throttle};
 use paceline_gpu::snapshot::{Gap, Memory};
 
 use super::*;

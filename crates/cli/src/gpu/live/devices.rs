@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use paceline_gpu::places::Places;
+use paceline_gpu::sample::DeviceSample;
 use paceline_gpu::sampler::Sampler;
 use paceline_gpu::snapshot::{Device as Described, Snapshot};
+use paceline_usage::Rules;
+use paceline_usage::idle::{IdleWatch, Idleness};
 
 use super::{Device, Devices};
 
@@ -16,6 +19,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct DeviceWatch {
     places: Places,
     open: Option<Open>,
+    idle: IdleWatch,
     retry_at: Duration,
 }
 
@@ -26,10 +30,12 @@ struct Open {
 }
 
 impl DeviceWatch {
-    pub(super) fn new(places: Places) -> Self {
+    /// Looks that come at this interval.
+    pub(super) fn new(places: Places, interval: Duration) -> Self {
         Self {
             places,
             open: None,
+            idle: IdleWatch::new(Rules::default(), interval),
             retry_at: Duration::ZERO,
         }
     }
@@ -53,11 +59,13 @@ impl DeviceWatch {
         let snapshot = &open.snapshot;
         let of_index = |index| snapshot.devices.iter().find(|device| device.index == index);
         let nobody = Described::default();
-        let described = |now: paceline_gpu::sample::DeviceSample| {
+        let idleness = self.idle.see(at, &sample);
+        let described = |(now, idleness): (DeviceSample, Option<Idleness>)| {
             let device = of_index(now.index).unwrap_or(&nobody);
             Device {
                 name: device.name.clone(),
                 uuid: device.uuid.clone(),
+                idleness,
                 now,
             }
         };
@@ -66,7 +74,46 @@ impl DeviceWatch {
             host: snapshot.host.clone(),
             driver: snapshot.driver.version.known().cloned(),
             trouble: open.sampler.trouble().map(ToString::to_string),
-            devices: sample.into_iter().map(described).collect(),
+            devices: sample.into_iter().zip(idleness).map(described).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_fake_nvml::Fixture;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_held_and_one_that_nobody_takes_are_told_after_ten_seconds() {
+        let fixture = Fixture::open("nvswitch-8");
+        let mut machine = fixture.json();
+        for device in machine["devices"].as_array_mut().expect("devices") {
+            device["utilization"] = json!([99, 50]);
+        }
+        machine["common"]["memory"] = json!({"total_mib": 81559, "used_mib": 500});
+        machine["devices"][3]["utilization"] = json!([0, 0]);
+        machine["devices"][5]["utilization"] = json!([0, 0]);
+        machine["devices"][5]["compute"] = json!([]);
+        fixture.load(&machine);
+        let places = Places {
+            library: Some(fixture.library().into()),
+            root: fixture.root().into(),
+        };
+        let mut watch = DeviceWatch::new(places, Duration::from_secs(1));
+        let mut look = |second| {
+            let devices = watch.look(Duration::from_secs(second)).devices;
+            let of = |is_it: fn(Idleness) -> bool| -> Vec<u32> {
+                let found = devices.iter().filter(|d| d.idleness.is_some_and(is_it));
+                found.map(|device| device.now.index).collect()
+            };
+            (of(|idle| idle.held_idle), of(|idle| idle.unused))
+        };
+        for second in 0..10 {
+            assert_eq!(look(second), (vec![], vec![]), "second {second}");
+        }
+        assert_eq!(look(10), (vec![3], vec![5]));
     }
 }

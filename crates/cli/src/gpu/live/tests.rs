@@ -21,6 +21,7 @@ pub(in super::super) fn device(index: u32, percent: u32) -> Device {
     Device {
         name: "NVIDIA H100 80GB HBM3".to_owned().into(),
         uuid: format!("GPU-{index}").into(),
+        idleness: Some(Idleness::default()),
         now: DeviceSample {
             index,
             utilization_percent: percent.into(),
@@ -46,14 +47,42 @@ pub(in super::super) fn device(index: u32, percent: u32) -> Device {
                 used_bytes: mb(2000).into(),
             }]
             .into(),
+            ..DeviceSample::default()
         },
     }
+}
+
+/// The same with performance counters.
+pub(in super::super) fn counting(index: u32, percent: u32) -> Device {
+    let mut device = device(index, percent);
+    device.now.sm_active_percent = 61.53.into();
+    device.now.sm_occupancy_percent = 38.5.into();
+    device.now.tensor_active_percent = 27.2.into();
+    device.now.dram_active_percent = 44.0.into();
+    device
+}
+
+/// One that has done nothing for two minutes: held, or by nobody.
+pub(in super::super) fn idle(index: u32, pids: &[u32]) -> Device {
+    let mut device = device(index, 0);
+    let process = |pid: &u32| ProcessMemory {
+        pid: *pid,
+        ..ProcessMemory::default()
+    };
+    device.now.processes = pids.iter().map(process).collect::<Vec<_>>().into();
+    device.idleness = Some(Idleness {
+        held_idle: !pids.is_empty(),
+        unused: pids.is_empty(),
+        lasts: secs(125.0),
+    });
+    device
 }
 
 /// One of which everything is missing for the same reason.
 pub(in super::super) fn without(index: u32, gap: &Gap) -> Device {
     Device {
         now: DeviceSample::missing(index, gap),
+        idleness: None,
         ..device(index, 0)
     }
 }

@@ -52,6 +52,16 @@ const OF_DEVICES: &[Family<Device>] = families! {
         d => d.now.utilization_percent.known().map(|percent| f64::from(*percent) / 100.0);
     "memory_utilization_ratio", "Share of that period in which memory was read or written.",
         d => d.now.memory_utilization_percent.known().map(|percent| f64::from(*percent) / 100.0);
+    "sm_active_ratio", "Share of the multiprocessors' time in which they ran anything, of a second or more; DCGM_FI_PROF_SM_ACTIVE in DCGM.",
+        d => ratio(&d.now.sm_active_percent);
+    "sm_occupancy_ratio", "Threads resident on the multiprocessors, of the most that they hold; DCGM_FI_PROF_SM_OCCUPANCY in DCGM.",
+        d => ratio(&d.now.sm_occupancy_percent);
+    "tensor_active_ratio", "Share of the time in which tensor cores worked; DCGM_FI_PROF_PIPE_TENSOR_ACTIVE in DCGM.",
+        d => ratio(&d.now.tensor_active_percent);
+    "dram_active_ratio", "Bandwidth of device memory in use, of the most that there is; DCGM_FI_PROF_DRAM_ACTIVE in DCGM.",
+        d => ratio(&d.now.dram_active_percent);
+    "held_idle", "Whether its memory is held although it has computed nothing for 10 s.", d => flag(d.idleness?.held_idle);
+    "unused", "Whether nobody holds it and it has computed nothing for 10 s, while another device works.", d => flag(d.idleness?.unused);
     "memory_used_bytes", "Device memory in use by anyone.", d => d.now.memory.known().map(|memory| memory.used_bytes as f64);
     "memory_total_bytes", "Device memory in all.", d => d.now.memory.known().map(|memory| memory.total_bytes as f64);
     "power_watts", "Power.", d => d.now.power_mw.known().map(|mw| f64::from(*mw) / 1e3);
@@ -85,6 +95,10 @@ fn of_devices(out: &mut Exposition, devices: &[Device]) {
         },
         |(device, (throttle, _))| flag(device.now.throttles.known()?.contains(throttle)),
     );
+}
+
+fn ratio(percent: &Reading<f64>) -> Option<f64> {
+    percent.known().map(|percent| percent / 100.0)
 }
 
 fn flag(is_so: bool) -> Option<f64> {

@@ -2,6 +2,8 @@
 
 use paceline_gpu::sample::{DeviceSample, Throttle};
 use paceline_gpu::snapshot::Reading;
+use paceline_usage::idle::Idleness;
+use paceline_words::{Lang, shortened};
 use ratatui::text::{Line, Span};
 
 use super::super::live::Device;
@@ -16,12 +18,18 @@ const NAME_WIDTH: usize = 22;
 /// Memory as full as this is worth a look.
 const FULL: f64 = 0.95;
 
+/// Columns of performance counters, which are there if some device has them.
+const SM: &str = "SM";
+const TENSOR: &str = "TENSOR";
+
 /// Columns of one line for each device, and which of them a device of two lines has in its second one.
-const COLUMNS: [(Column, bool); 11] = [
+const COLUMNS: [(Column, bool); 13] = [
     (column("GPU", 0, Align::Right), false),
     (column("NAME", 5, Align::Left), false),
     (column("UTIL", 4, Align::Fill(6)), false),
     (column("%", 0, Align::Right), false),
+    (column(SM, 3, Align::Right), false),
+    (column(TENSOR, 3, Align::Right), false),
     (column("MEMORY", 1, Align::Left), false),
     (column("POWER", 2, Align::Right), false),
     (column("TEMP", 3, Align::Right), false),
@@ -56,16 +64,20 @@ pub(super) fn lines(
     let room = height - usize::from(has_titles) - usize::from(is_part && height > 4);
     let room = room / per_device;
     let shown = visible(devices.len(), room, selected);
-    let has_column = |second_line: bool| per_device == 1 || !second_line;
+    let has_counters = devices.iter().any(has_counters);
+    let has_column = |column: &Column, second_line: bool| {
+        let is_counter = [SM, TENSOR].contains(&column.title);
+        (per_device == 1 || !second_line) && (has_counters || !is_counter)
+    };
     let columns: Vec<Column> = (COLUMNS.iter())
-        .filter(|(_, second)| has_column(*second))
+        .filter(|(column, second)| has_column(column, *second))
         .map(|(column, _)| *column)
         .collect();
     let rows: Vec<Vec<Cell>> = (devices[shown.clone()].iter())
         .map(|device| {
             let cells = cells(state, theme, device).into_iter().zip(&COLUMNS);
             cells
-                .filter(|(_, (_, second))| has_column(*second))
+                .filter(|(_, (column, second))| has_column(column, *second))
                 .map(|(cell, _)| cell)
                 .collect()
         })
@@ -96,11 +108,20 @@ pub(super) fn lines(
     lines
 }
 
-fn cells(state: &State, theme: Theme, device: &Device) -> [Cell; 11] {
+fn has_counters(device: &Device) -> bool {
+    let now = &device.now;
+    now.sm_active_percent.known().is_some() || now.tensor_active_percent.known().is_some()
+}
+
+fn cells(state: &State, theme: Theme, device: &Device) -> [Cell; 13] {
     let now = &device.now;
     let is_lost = device.now.is_lost();
     let percent = now.utilization_percent.known().copied();
+    let idleness = device.idleness.unwrap_or_default();
     let bar = match percent {
+        // The bar would be empty.
+        Some(_) if idleness.held_idle => Cell::new("IDLE", Tone::Warn),
+        Some(_) if idleness.unused => Cell::new("unused", Tone::Warn),
         Some(percent) => Cell {
             content: Content::Bar(f64::from(percent) / 100.0),
             tone: Tone::Good,
@@ -121,6 +142,10 @@ fn cells(state: &State, theme: Theme, device: &Device) -> [Cell; 11] {
         bar,
         percent.map_or_else(missing, |percent| {
             Cell::new(percent.to_string(), Tone::Plain)
+        }),
+        known(&now.sm_active_percent, |percent| format!("{percent:.0}")),
+        known(&now.tensor_active_percent, |percent| {
+            format!("{percent:.0}")
         }),
         memory(now),
         power(now),
@@ -232,6 +257,44 @@ fn second_line(state: &State, theme: Theme, device: &Device, width: usize) -> Li
     ])
 }
 
+/// Most holders of a device, and most unused devices, that are named.
+const HOLDERS_MAX: usize = 4;
+const NAMED_MAX: usize = 16;
+
+/// Which devices do nothing, and who holds them, a line for those that are held and one for the others.
+pub(super) fn idle_notes(devices: &[Device]) -> Vec<String> {
+    let of = |is_it: fn(Idleness) -> bool| {
+        let idle = move |device: &&Device| device.idleness.is_some_and(is_it);
+        devices.iter().filter(idle)
+    };
+    let held: Vec<String> = of(|idleness| idleness.held_idle).map(holders).collect();
+    let unused: Vec<String> = of(|idleness| idleness.unused)
+        .map(|device| device.now.index.to_string())
+        .collect();
+    let mut notes = Vec::new();
+    if !held.is_empty() {
+        notes.push(format!("held but idle: {}", held.join(", ")));
+    }
+    if !unused.is_empty() {
+        let unused = shortened(unused, NAMED_MAX, Lang::En);
+        notes.push(format!("unused while others work: GPU {unused}"));
+    }
+    notes
+}
+
+/// `GPU 1 for 2m05s (pid 4711)`.
+fn holders(device: &Device) -> String {
+    let lasts = device.idleness.unwrap_or_default().lasts;
+    let processes = device.now.processes.known().into_iter().flatten();
+    let pids: Vec<String> = processes.map(|process| process.pid.to_string()).collect();
+    let by = match pids.is_empty() {
+        true => "no process is seen".to_owned(),
+        false => format!("pid {}", shortened(pids, HOLDERS_MAX, Lang::En)),
+    };
+    let time = words::time(lasts);
+    format!("GPU {} for {time} ({by})", device.now.index)
+}
+
 /// What there is to say about the selected device.
 pub(super) fn sentence(state: &State) -> Option<String> {
     let selected = state.selected[Focus::Devices as usize];
@@ -243,8 +306,26 @@ pub(super) fn sentence(state: &State) -> Option<String> {
         parts.push("it does not answer any more: it fell off the bus".to_owned());
         return Some(format!("GPU {}: {}", now.index, parts.join("; ")));
     }
+    if let Some(idleness) = device.idleness.filter(|idleness| idleness.held_idle) {
+        let time = words::time(idleness.lasts);
+        parts.push(format!(
+            "its memory is held, and it has done nothing for {time}"
+        ));
+    }
     let throttles = now.throttles.known().into_iter().flatten();
     parts.extend(throttles.map(|throttle| words::throttle(*throttle).1.to_owned()));
+    let counters: Vec<String> = [
+        ("multiprocessors active", &now.sm_active_percent),
+        ("occupied", &now.sm_occupancy_percent),
+        ("tensor cores", &now.tensor_active_percent),
+        ("memory bandwidth", &now.dram_active_percent),
+    ]
+    .into_iter()
+    .filter_map(|(what, share)| Some(format!("{what} {:.1}%", share.known()?)))
+    .collect();
+    if !counters.is_empty() {
+        parts.push(counters.join(", "));
+    }
     if let Some(processes) = now.processes.known() {
         let s = if processes.len() == 1 { "" } else { "es" };
         parts.push(format!("{} process{s}", processes.len()));

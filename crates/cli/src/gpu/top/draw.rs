@@ -31,9 +31,13 @@ const HELP: [(&str, &str); 8] = [
     ("", ""),
 ];
 
-const LEGEND: [&str; 9] = [
+const LEGEND: [&str; 13] = [
     "GPU   a bar and the share of the last period in which any kernel ran, however few",
     "      of the device's processors it used; then its history, the newest at the right",
+    "SM    share of the multiprocessors' time in which they ran anything, and of the time in",
+    "      which their tensor cores worked; devices from Hopper on count it",
+    "IDLE  a process holds memory of the device, which has computed nothing for 10 s; unused:",
+    "      nobody holds it, and others work",
     "LIMIT why clocks are held down: pwr power limit, hot/HOT heat, BRAKE power supply,",
     "      HW hardware, sync another device, set by a user, disp its display",
     "STEP  the training step that the rank writes on the job's page; programs that do not",
@@ -73,7 +77,7 @@ pub(super) fn draw(state: &State, theme: Theme, area: Rect, buffer: &mut Buffer)
 /// Lines that a whole picture has: all devices, all ranks.
 pub(super) fn height(state: &State) -> usize {
     let ranks = state.job().map_or(1, |job| job.running.ranks.len() + 2);
-    2 * state.device_list().len() + ranks + 8
+    2 * state.device_list().len() + ranks + 10
 }
 
 fn body(state: &State, theme: Theme, mut room: Room<'_>) {
@@ -196,6 +200,8 @@ fn notes(state: &State, theme: Theme, width: usize) -> Vec<Line<'static>> {
         let text = format!("{what} {:.2}% of {}", 100.0 * share, words::clock(total));
         notes.push((text, Tone::Plain));
     }
+    let idle = devices::idle_notes(state.device_list());
+    notes.extend(idle.into_iter().map(|text| (text, Tone::Warn)));
     let is_alone = state.jobs.is_some() && state.job().is_none();
     if is_alone && !state.device_list().is_empty() {
         let text = "no job of this user runs on this machine";

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use paceline_gpu::snapshot::Gap;
 
 use super::super::super::live::RankUse;
-use super::super::super::live::tests::{device, devices, job, jobs, without};
+use super::super::super::live::tests::{counting, device, devices, idle, job, jobs, without};
 use super::*;
 
 type Labels = BTreeMap<String, String>;
@@ -145,6 +145,44 @@ fn devices_are_told_in_base_units() {
         ),
         Some(312.4)
     );
+}
+
+#[test]
+fn counters_are_ratios_where_a_device_has_them() {
+    let values = read(&text(
+        Some(&devices(1.0, vec![counting(0, 99), device(1, 99)])),
+        None,
+    ));
+    let check = |name: &str, expect: f64| {
+        let of_gpu = |gpu| of(&values, &format!("paceline_gpu_{name}"), ("gpu", gpu));
+        let ratio = of_gpu("0").expect("known");
+        assert!((ratio - expect).abs() < 1e-9, "{name}: {ratio}");
+        assert_eq!(of_gpu("1"), None, "{name}");
+    };
+    check("sm_active_ratio", 0.6153);
+    check("sm_occupancy_ratio", 0.385);
+    check("tensor_active_ratio", 0.272);
+    check("dram_active_ratio", 0.44);
+}
+
+#[test]
+fn devices_that_do_nothing_are_marked() {
+    let all = vec![
+        device(0, 99),
+        idle(1, &[4711]),
+        idle(2, &[]),
+        without(3, &Gap::NotSupported),
+    ];
+    let values = read(&text(Some(&devices(1.0, all)), None));
+    let check = |gpu: &str, expect: [Option<f64>; 2]| {
+        let found = ["paceline_gpu_held_idle", "paceline_gpu_unused"]
+            .map(|name| of(&values, name, ("gpu", gpu)));
+        assert_eq!(found, expect, "GPU {gpu}");
+    };
+    check("0", [Some(0.0), Some(0.0)]);
+    check("1", [Some(1.0), Some(0.0)]);
+    check("2", [Some(0.0), Some(1.0)]);
+    check("3", [None, None]);
 }
 
 #[test]

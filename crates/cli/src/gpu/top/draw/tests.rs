@@ -7,7 +7,7 @@ use paceline_rendezvous::page::Revocation;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-use super::super::super::live::tests::{device, devices, job, jobs, secs, without};
+use super::super::super::live::tests::{counting, device, devices, idle, job, jobs, secs, without};
 use super::super::super::live::{Devices, Job};
 use super::super::state::tests::two_cards;
 use super::super::state::{Key, State};
@@ -116,6 +116,26 @@ fn many_cards_and_many_ranks() {
     check("ranks64-100x30", &state, 100, 30);
 }
 
+/// A device with performance counters that works, two that are held and idle, and two that nobody uses.
+fn idle_ones() -> State {
+    let all = vec![
+        counting(0, 99),
+        idle(1, &[4711, 4712, 4713, 4714, 4715]),
+        idle(2, &[1002]),
+        idle(3, &[]),
+        idle(4, &[]),
+    ];
+    let mut state = state(Some(devices(1.0, all)), vec![job(1, 1, 812, 5.0)]);
+    state.press(Key::Focus(Focus::Devices));
+    state
+}
+
+#[test]
+fn devices_that_do_nothing_are_named_with_their_holders() {
+    check("idle-80x24", &idle_ones(), 80, 24);
+    check("idle-150x24", &idle_ones(), 150, 24);
+}
+
 #[test]
 fn what_is_broken_is_said() {
     check("broken-100x24", &broken(), 100, 24);
@@ -146,6 +166,7 @@ fn what_there_is_not_is_said_too() {
 fn every_size_has_a_frame() {
     let states = [
         two_cards(),
+        idle_ones(),
         many(16),
         many(0),
         broken(),
