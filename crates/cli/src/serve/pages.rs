@@ -154,7 +154,7 @@ impl Pages {
     fn page(&self, run: &Shared) -> Answer {
         let run = lock(run);
         let mut body = format!("<p><a href=\"/\">{}</a></p>\n", self.word(words::RUNS));
-        for (id, html) in sections(std::slice::from_ref(&run), self.lang) {
+        for (id, html) in sections(&[&*run], self.lang) {
             let _ = writeln!(body, "<section id=\"{id}\">\n{html}</section>");
         }
         body += &SCRIPT.replace("{}", self.word(words::CUT_OFF));
@@ -176,7 +176,7 @@ impl Pages {
                 let mut run = lock(&run);
                 // A run that is gone stays as it was; the browser asks again and is told.
                 run.update().ok()?;
-                for (id, html) in sections(std::slice::from_ref(&run), lang) {
+                for (id, html) in sections(&[&*run], lang) {
                     if shown.get(id) != Some(&html) {
                         shown.insert(id, html.clone());
                         changed.push((id, html));

@@ -121,6 +121,7 @@ fn a_browser_hears_of_new_steps() {
             "ranks",
             "steps",
             "incidents",
+            "environment",
             "settings"
         ]
     );
