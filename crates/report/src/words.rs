@@ -36,7 +36,6 @@ words! {
     RUNS: "Runs", "실행 목록";
     NO_RUN: "There is no run yet.", "아직 실행이 없습니다.";
     WRITTEN: "last written", "마지막 기록";
-    AGO: "{} ago", "{} 전";
     JUST_NOW: "just now", "방금";
     MINUTES_AGO: "{} min ago", "{}분 전";
     HOURS_AGO: "{} h ago", "{}시간 전";
