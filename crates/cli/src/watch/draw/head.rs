@@ -24,6 +24,7 @@ impl Frame<'_> {
     /// what matters most first. The time left is never cut: before it is, the bar goes, then the end of the name.
     pub(super) fn run(&self, place: usize, watched: &Watched, width: usize) -> Vec<Line<'static>> {
         let state = watched.run.state();
+        let is_over = state != RunState::Open;
         let (state, tone) = match (&state, &watched.job) {
             (RunState::Open, Some(_)) => (self.state.word(words::TRAINING).to_owned(), Tone::Good),
             (RunState::Failed, _) => (state.text(self.state.lang), Tone::Bad),
@@ -43,7 +44,7 @@ impl Frame<'_> {
         let seen = &watched.run.seen;
         let rest = |has_bar| {
             let state = Span::styled(state.clone(), self.theme.style(tone));
-            let progress = self.progress(seen, has_bar).into_iter();
+            let progress = self.progress(seen, is_over, has_bar).into_iter();
             let progress = progress.map(|part| Span::raw(format!("  {part}")));
             let rest: Vec<Span<'static>> = std::iter::once(state).chain(progress).collect();
             let taken: usize = rest.iter().map(Span::width).sum();
@@ -70,10 +71,10 @@ impl Frame<'_> {
     }
 
     /// The time left, and how far it is.
-    fn progress(&self, seen: &Seen, has_bar: bool) -> Vec<String> {
+    fn progress(&self, seen: &Seen, is_over: bool, has_bar: bool) -> Vec<String> {
         let lang = self.state.lang;
         let mut parts = Vec::new();
-        if let Some(left) = seen.time_left() {
+        if let Some(left) = seen.time_left().filter(|_| !is_over) {
             parts.push(words::LEFT.filled(lang, &[&clock(left)]));
         }
         let (step, steps) = (self.state.word(words::STEP), thousands(seen.steps));

@@ -151,7 +151,7 @@ fn a_failed_run_says_why() {
     state.runs[1].run.update().expect("read");
     let drawn = frame(&state, THEME, 100, 30);
     for part in [
-        "2 two  failed",
+        "2 two  failed  step 200/400",
         "2 the job failed: rank 1 on node1 exited with code 3: no memory",
     ] {
         assert!(drawn.contains(part), "{part}:\n{drawn}");
