@@ -24,6 +24,9 @@ pub use usage::UsageArgs;
 
 #[cfg(test)]
 pub(crate) use live::tests::running_job;
+pub(crate) use live::{Device, Devices, Feed, Jobs};
+#[cfg(test)]
+pub(crate) use live::{Job, RankUse};
 
 /// The command line of `paceline gpu`.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]

@@ -45,10 +45,15 @@ impl Request<'_> {
 
     /// The value of a parameter of the query.
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
+        self.parameters(name).next()
+    }
+
+    /// The values of all parameters of this name, as they were sent.
+    pub(crate) fn parameters(&self, name: &str) -> impl Iterator<Item = &str> {
         let pairs = self.query.split('&');
         pairs
             .filter_map(|pair| pair.split_once('='))
-            .find(|(key, _)| *key == name)
+            .filter(move |(key, _)| *key == name)
             .map(|(_, value)| value)
     }
 }

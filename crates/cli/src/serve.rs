@@ -1,6 +1,8 @@
 //! `paceline serve`: the pages of runs in a browser, kept up to date while they train.
 
 mod access;
+mod kept;
+mod list;
 mod pages;
 
 use std::net::SocketAddr;
@@ -34,7 +36,7 @@ pub struct ServeArgs {
 
 const EXAMPLES: &str = "\
 The page of each run is that of `paceline report`; while the run trains, its parts are
-replaced as it writes. Nothing is written, and nothing outside of the folder is read.
+replaced as it writes. Runs that are chosen in the list are compared on one page. Nothing is written, and nothing outside of the folder is read.
 
 Only this machine can reach it, but any user of it, unless another address is given. Then
 the address that is printed has a token, new at each start, without which nothing is shown.
@@ -71,7 +73,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let access = Access::of(address)
         .map_err(|error| Failure::environment(format!("no token can be made: {error}")))?;
     let pages = Pages::new(args.runs.clone(), lang(args.lang));
-    note(&format!("serving at {}, until Ctrl-C", access.url(address)));
+    // The address is last, so that nothing is taken for a part of it.
+    note(&format!("serving until Ctrl-C: {}", access.url(address)));
     let answer = |request: &Request<'_>| answer(&access, &pages, request);
     http::serve(listener, stop, answer).map_err(failed)?;
     Ok(Exit::Done)

@@ -1,5 +1,6 @@
 //! `paceline watch`: runs as they train, on a terminal.
 
+mod devices;
 mod draw;
 mod plot;
 mod state;
@@ -44,7 +45,8 @@ pub struct WatchArgs {
 const EXAMPLES: &str = "\
 It reads what a run writes, so it works beside a job, after its end, and with a folder that
 other machines share; nothing in the job waits for it. Curves of several runs lie over each
-other. Ranks that run on this machine are shown with what each does now.
+other. Ranks that run on this machine are shown with what each does now, and so are the GPUs
+that they hold.
 
 Keys: tab or 1 to 9 choose the chart, z zooms to the last steps, ? tells more, q quits.
 
@@ -77,6 +79,9 @@ pub(crate) fn run(args: &WatchArgs) -> Result<Exit, Failure> {
     let mut state = State::new(runs.map_err(failed)?, lang(args.lang));
     let mut jobs = Jobs::new();
     state.look(&mut jobs);
+    if args.once {
+        state.wait_for_devices();
+    }
     let variable = |name: &str| std::env::var(name).ok();
     let theme = Theme::of(variable);
     if !args.once {

@@ -6,11 +6,13 @@ use crate::charts::Chart;
 use crate::curve::Curve;
 
 const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 260.0;
-const LEFT: f64 = 64.0;
+const HEIGHT: f64 = 276.0;
+/// Room for a label such as `-0.0025` in the letters of a narrow screen, which are larger.
+const LEFT: f64 = 84.0;
 const RIGHT: f64 = 12.0;
-const TOP: f64 = 10.0;
-const BOTTOM: f64 = 34.0;
+const TOP: f64 = 18.0;
+/// Room for two lines of such letters, of which the first is below the labels of values.
+const BOTTOM: f64 = 50.0;
 /// Most values that are drawn as dots.
 const DOTS_MAX: usize = 128;
 /// A range of positive values wider than this gets a logarithmic axis.
@@ -163,7 +165,7 @@ pub(crate) fn draw(chart: &Chart<'_>, step_word: &str) -> String {
         let _ = write!(
             svg,
             r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
-            HEIGHT - BOTTOM + 16.0,
+            HEIGHT - BOTTOM + 21.0,
             number(mark)
         );
     }
@@ -171,7 +173,7 @@ pub(crate) fn draw(chart: &Chart<'_>, step_word: &str) -> String {
         svg,
         r#"<text class="axis" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
         WIDTH - RIGHT,
-        HEIGHT - 3.0,
+        HEIGHT - 6.0,
         escaped(step_word)
     );
     for line in lines {
@@ -289,6 +291,7 @@ mod tests {
             };
             let chart = Chart {
                 title: "<script>\"".to_owned(),
+                short: String::new(),
                 scale: Scale::Wide,
                 lines: vec![line],
                 note: None,

@@ -15,6 +15,8 @@ pub(crate) const ACCURACY: &str = "accuracy";
 pub struct Chart<'a> {
     /// What the values are.
     pub title: String,
+    /// The same in a word or two, for a list of charts.
+    pub short: String,
     /// How the axis of values begins.
     pub scale: Scale,
     /// The curves.
@@ -42,24 +44,30 @@ pub fn charts<'a>(runs: &[&'a Seen], lang: Lang) -> Vec<Chart<'a>> {
         };
         curves.map(line).collect()
     };
-    let chart = |title: &str, scale, lines| Chart {
+    let chart = |[title, short]: [&str; 2], scale, lines| Chart {
         title: title.to_owned(),
+        short: short.to_owned(),
         scale,
         lines,
         note: None,
     };
     let held_out = of(&|run| Some(&run.held_out_loss), true);
     let losses = of(&|run| Some(&run.loss), false);
+    let both = |title: Word, short: Word| [title.of(lang), short.of(lang)];
     let mut charts = vec![
         Chart {
             note: Some(words::HELD_OUT),
             ..chart(
-                words::LOSS.of(lang),
+                both(words::LOSS, words::LOSS_SHORT),
                 Scale::Wide,
                 [losses, held_out.clone()].concat(),
             )
         },
-        chart(words::LOSS_HELD_OUT.of(lang), Scale::Fitted, held_out),
+        chart(
+            both(words::LOSS_HELD_OUT, words::HELD_OUT_LOSS),
+            Scale::Fitted,
+            held_out,
+        ),
     ];
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in runs.iter().flat_map(|run| &run.metrics) {
@@ -69,37 +77,53 @@ pub fn charts<'a>(runs: &[&'a Seen], lang: Lang) -> Vec<Chart<'a>> {
     }
     names.sort_by_key(|name| *name != ACCURACY);
     for name in names {
-        let title = match name {
-            ACCURACY => words::ACCURACY.of(lang).to_owned(),
-            name => words::METRIC.filled(lang, &[name]),
+        let (title, short) = match name {
+            ACCURACY => (
+                words::ACCURACY.of(lang).to_owned(),
+                words::ACCURACY_SHORT.of(lang),
+            ),
+            name => (words::METRIC.filled(lang, &[&titled(name)]), name),
         };
         let lines = of(&|run| run.metric(name), true);
-        charts.push(chart(&title, Scale::Fitted, lines));
+        charts.push(chart([&title, short], Scale::Fitted, lines));
     }
     charts.extend([
         chart(
-            rate.of(lang),
+            both(rate, words::RATE_SHORT),
             Scale::FromZero,
             of(&|run| Some(&run.rate), false),
         ),
         chart(
-            words::WAITED.of(lang),
+            both(words::WAITED, words::WAITS),
             Scale::FromZero,
             of(&|run| Some(&run.waited), false),
         ),
         chart(
-            words::LEARNING_RATE.of(lang),
+            both(words::LEARNING_RATE, words::LEARNING_RATE_SHORT),
             Scale::FromZero,
             of(&|run| Some(&run.learning_rate), false),
         ),
         chart(
-            words::GRADIENT_NORM.of(lang),
+            both(words::GRADIENT_NORM, words::GRADIENT_NORM_SHORT),
             Scale::Wide,
             of(&|run| Some(&run.gradient_norm), false),
         ),
     ]);
     charts.retain(|chart| chart.lines.iter().any(|line| line.curve.last().is_some()));
     charts
+}
+
+/// The name of a metric at the beginning of a title.
+fn titled(name: &str) -> String {
+    match name {
+        "mae" | "rmse" => name.to_uppercase(),
+        "r2" => "R²".to_owned(),
+        _ => {
+            let mut letters = name.chars();
+            let first = letters.next().into_iter().flat_map(char::to_uppercase);
+            first.chain(letters).collect()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -122,11 +146,21 @@ mod tests {
         let titles: Vec<&str> = charts.iter().map(|chart| chart.title.as_str()).collect();
         assert_eq!(
             titles,
-            ["Loss", "Accuracy on held-out data", "mae on held-out data"]
+            ["Loss", "Accuracy on held-out data", "MAE on held-out data"]
         );
+        let shorts: Vec<&str> = charts.iter().map(|chart| chart.short.as_str()).collect();
+        assert_eq!(shorts, ["loss", "accuracy", "mae"]);
         let colors = |chart: usize| -> Vec<usize> {
             charts[chart].lines.iter().map(|line| line.color).collect()
         };
         assert_eq!((colors(1), colors(2)), (vec![1], vec![0, 1]));
+    }
+    #[test]
+    fn the_names_of_metrics_begin_with_a_capital_in_titles() {
+        assert_eq!(titled("perplexity"), "Perplexity");
+        assert_eq!(titled("rmse"), "RMSE");
+        assert_eq!(titled("r2"), "R²");
+        assert_eq!(titled("éclat"), "Éclat");
+        assert_eq!(titled(""), "");
     }
 }

@@ -17,7 +17,7 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 12.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 18.0;
-const BOTTOM: f64 = 38.0;
+const BOTTOM: f64 = 42.0;
 
 /// What a rank does, with its word and the number of its colour.
 const KINDS: [(Kind, Word, usize); 7] = [

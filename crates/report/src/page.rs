@@ -1,4 +1,7 @@
-//! One page of HTML about runs: curves, ranks, incidents, settings. It needs no network and no script.
+//! One page of HTML about runs: curves, classes, ranks, incidents, environment, settings. It needs no network and no script.
+
+mod confusion;
+mod environment;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,8 +14,10 @@ use crate::chart::{draw, escaped, number};
 use crate::charts::{ACCURACY, charts};
 use crate::curve::Curve;
 use crate::error::ReportError;
+use crate::failure::JobFailure;
 use crate::gantt;
-use crate::run::{Class, End, RankEnd, Run, Seen};
+use crate::records::{Class, End, RankEnd};
+use crate::run::{Run, Seen};
 use crate::words;
 
 /// Most runs on one page: so many colours can be told apart.
@@ -35,7 +40,8 @@ pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, ReportError> {
         .map(|folder| Run::read(folder))
         .collect::<Result<_, _>>()?;
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
-    let sections: Vec<String> = sections(&runs, lang)
+    let shown: Vec<&Run> = runs.iter().collect();
+    let sections: Vec<String> = sections(&shown, lang)
         .into_iter()
         .map(|(id, html)| format!("<section id=\"{id}\">\n{html}</section>\n"))
         .collect();
@@ -48,11 +54,12 @@ pub fn page(folders: &[PathBuf], lang: Lang) -> Result<String, ReportError> {
 ///
 /// With no run, or more than [`RUNS_MAX`].
 #[must_use]
-pub fn sections(runs: &[Run], lang: Lang) -> Vec<(&'static str, String)> {
+pub fn sections(runs: &[&Run], lang: Lang) -> Vec<(&'static str, String)> {
     assert!((1..=RUNS_MAX).contains(&runs.len()), "{} runs", runs.len());
     let page = Page { runs, lang };
-    let of_each =
-        |section: &dyn Fn(&Run) -> String| -> String { runs.iter().map(section).collect() };
+    let of_each = |section: &dyn Fn(&Run) -> String| -> String {
+        runs.iter().map(|run| section(run)).collect()
+    };
     vec![
         ("summary", page.summary()),
         ("charts", page.curves()),
@@ -60,6 +67,7 @@ pub fn sections(runs: &[Run], lang: Lang) -> Vec<(&'static str, String)> {
         ("ranks", of_each(&|run| page.ranks(run))),
         ("steps", of_each(&|run| page.steps(run))),
         ("incidents", page.incidents()),
+        ("environment", environment::environment(runs, lang)),
         ("settings", page.settings()),
     ]
 }
@@ -80,7 +88,7 @@ pub fn document(title: &str, body: &str, lang: Lang) -> String {
 }
 
 struct Page<'a> {
-    runs: &'a [Run],
+    runs: &'a [&'a Run],
     lang: Lang,
 }
 
@@ -104,13 +112,8 @@ impl Page<'_> {
             words::WEIGHTS,
         ];
         let last = |curve: &Curve| curve.last().map_or("–".into(), number);
-        let row = |(color, run): (usize, &Run)| {
+        let row = |(color, run): (usize, &&Run)| {
             let end = run.seen.end.as_ref();
-            let state = if end.is_some() {
-                words::ENDED
-            } else {
-                words::NOT_ENDED
-            };
             let percent = |end: &End| {
                 let usage = &end.usage;
                 format!("{:.1} %", share(usage.all_busy(), usage.total()) * 100.0)
@@ -120,7 +123,7 @@ impl Page<'_> {
             });
             vec![
                 format!("<span class=\"key c{color}\"></span>{}", escaped(&run.name)),
-                self.word(state).to_owned(),
+                escaped(&run.state().text(self.lang)),
                 thousands(run.seen.epochs),
                 thousands(run.seen.steps),
                 run.seen
@@ -201,12 +204,20 @@ impl Page<'_> {
             words::RECALL,
             words::F1,
         ];
-        format!(
+        let mut html = format!(
             "{best}<h2>{}{}</h2>\n{}",
             self.word(words::CLASSES),
             self.of_run(run),
             table(&head.map(|word| self.word(word)), &rows)
-        )
+        );
+        if let Some(end) = &run.seen.end {
+            let matrix = confusion::confusion(&end.classes, &end.confusion, self.lang);
+            if !matrix.is_empty() {
+                let (title, name) = (self.word(words::CONFUSION), self.of_run(run));
+                let _ = write!(html, "<h2>{title}{name}</h2>\n{matrix}");
+            }
+        }
+        html
     }
 
     /// What each rank did with its time.
@@ -310,6 +321,14 @@ impl Page<'_> {
                     escaped(&incident.text(self.lang))
                 );
             }
+            if let Some(failure) = &run.failure {
+                let _ = writeln!(
+                    items,
+                    "<li class=\"failed\">{name}{}{}</li>",
+                    escaped(&failure.text(self.lang)),
+                    self.advice(failure)
+                );
+            }
             if run.seen.unread > 0 {
                 let count = thousands(run.seen.unread);
                 let unread = words::UNREAD.filled(self.lang, &[&count]);
@@ -321,6 +340,19 @@ impl Page<'_> {
             false => html += &format!("<ul>\n{items}</ul>\n"),
         }
         html
+    }
+
+    /// What the launcher has said besides: what to do, and where the output is.
+    fn advice(&self, failure: &JobFailure) -> String {
+        let told = [
+            (words::ADVICE, &failure.hint),
+            (words::OUTPUT, &failure.log),
+        ];
+        let told = told.into_iter().filter_map(|(word, text)| {
+            let text = escaped(text.as_ref()?);
+            Some(format!("<p>{}</p>", word.filled(self.lang, &[&text])))
+        });
+        told.collect()
     }
 
     /// All settings of one run, or those in which several differ.

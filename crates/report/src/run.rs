@@ -5,19 +5,22 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use paceline_usage::busy::BusyTime;
-use paceline_usage::figures::thousands;
 use paceline_words::Lang;
-use serde::Deserialize;
 
 use crate::curve::Curve;
 use crate::error::ReportError;
+use crate::failure::JobFailure;
 use crate::gantt::Spans;
+use crate::incident::Incident;
+use crate::records::{End, Line, Start};
 use crate::tail::{METRICS, Tail};
 use crate::words;
 
 /// Longest text of a line that is kept, such as the name of a signal.
 const TEXT_MAX: usize = 64;
+
+/// Longest reason for a change of ranks that is kept.
+const WHY_MAX: usize = 400;
 
 /// Most bytes of a file of settings.
 const SETTINGS_BYTES_MAX: u64 = 1 << 20;
@@ -58,6 +61,8 @@ pub struct Run {
     pub settings: Vec<[String; 3]>,
     /// What its metrics say.
     pub seen: Seen,
+    /// Why its job has failed, if its launcher has said so.
+    pub failure: Option<JobFailure>,
     tail: Tail,
 }
 
@@ -104,146 +109,36 @@ pub struct Seen {
     pub plain_step: Option<Spans>,
     /// In the last one that had.
     pub saved_step: Option<Spans>,
+    /// The signal that has stopped it, if it has not begun again.
+    pub stopped: Option<String>,
     /// How it ended; nothing while it trains, and of a run that was cut off.
     pub end: Option<End>,
 }
 
-/// How a job began.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Start {
-    /// Steps that were done before.
-    pub step: u64,
-    /// Ranks.
-    pub world: u64,
-    /// Epochs of the job.
-    pub epochs: u64,
-    /// Steps of the job.
-    pub steps: u64,
+/// How far a run is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It has done all of its steps.
+    Ended,
+    /// Its job has failed.
+    Failed,
+    /// This signal has asked it to stop, after a step.
+    Stopped(String),
+    /// It trains, or has been cut off without a word.
+    Open,
 }
 
-/// Something that does not belong to an undisturbed run.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Incident {
-    /// A step was skipped because its numbers were not finite.
-    Skipped {
-        /// The step.
-        step: u64,
-    },
-    /// All ranks went back to the state of an earlier step.
-    WentBack {
-        /// After this step.
-        step: u64,
-        /// To the state after this one.
-        to: u64,
-    },
-    /// The job was started again.
-    Resumed {
-        /// After this step.
-        step: u64,
-        /// On so many ranks.
-        ranks: u64,
-    },
-    /// The job went on with other ranks.
-    Ranks {
-        /// After this step.
-        step: u64,
-        /// Ranks until then.
-        before: u64,
-        /// Ranks from then on.
-        now: u64,
-    },
-    /// A signal asked the job to stop after this step.
-    Stopped {
-        /// The step.
-        step: u64,
-        /// The signal's name.
-        signal: String,
-    },
-    /// A rank was slower than the others.
-    Slow(Straggler),
-}
-
-/// The end of a job.
-#[derive(Clone, Debug, Deserialize)]
-pub struct End {
-    /// Hash of the weights.
-    pub weights_sha256: String,
-    /// When ranks computed.
-    pub usage: BusyTime,
-    /// What each rank has done.
-    pub ranks: Vec<RankEnd>,
-    #[serde(default)]
-    stragglers: Vec<Straggler>,
-    pub(crate) best: Option<BestEpoch>,
-    #[serde(default)]
-    pub(crate) classes: Vec<Class>,
-}
-
-/// The epoch with the best figure.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct BestEpoch {
-    pub(crate) epoch: u64,
-    pub(crate) monitor: String,
-    /// `None` if it was infinite.
-    pub(crate) value: Option<f64>,
-}
-
-/// How well a class was predicted at the end, as shares.
-#[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Class {
-    pub(crate) name: String,
-    pub(crate) samples: u64,
-    pub(crate) precision: Option<f64>,
-    pub(crate) recall: Option<f64>,
-    pub(crate) f1: Option<f64>,
-}
-
-/// What a rank has done with its time.
-#[derive(Clone, Debug, Deserialize)]
-pub struct RankEnd {
-    /// Time lost waiting for other ranks, in nanoseconds.
-    pub waited_for_ranks_ns: u64,
-    /// Time lost waiting for data, in nanoseconds.
-    pub waited_for_data_ns: u64,
-    /// Largest resident memory, in bytes.
-    pub peak_bytes: Option<u64>,
-    /// Bytes sent to other ranks.
-    pub sent_bytes: u64,
-}
-
-/// A slow rank, with mean times for a shard in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct Straggler {
-    /// The rank.
-    pub rank: usize,
-    /// Its time.
-    pub seconds: f64,
-    /// The time of the others.
-    pub others_seconds: f64,
-}
-
-/// What is read of a line.
-#[derive(Deserialize)]
-struct Line {
-    kind: String,
-    #[serde(default)]
-    step: u64,
-    #[serde(default)]
-    epoch: u64,
-    loss: Option<f64>,
-    lr: Option<f64>,
-    samples: Option<f64>,
-    tokens: Option<f64>,
-    grad_norm: Option<f64>,
-    skipped: Option<bool>,
-    back_to: Option<u64>,
-    seconds: Option<f64>,
-    waited_seconds: Option<f64>,
-    train_loss: Option<f64>,
-    held_out_loss: Option<f64>,
-    signal: Option<String>,
-    before: Option<u64>,
-    now: Option<u64>,
+impl State {
+    /// The state in a word or two.
+    #[must_use]
+    pub fn text(&self, lang: Lang) -> String {
+        match self {
+            Self::Ended => words::ENDED.of(lang).to_owned(),
+            Self::Failed => words::FAILED.of(lang).to_owned(),
+            Self::Stopped(signal) => words::STOPPED.filled(lang, &[signal]),
+            Self::Open => words::NOT_ENDED.of(lang).to_owned(),
+        }
+    }
 }
 
 impl Run {
@@ -260,6 +155,7 @@ impl Run {
             name: name.into_owned(),
             settings: settings(&folder.join("config.toml"))?,
             seen: Seen::default(),
+            failure: None,
             tail,
         };
         run.update()?;
@@ -288,7 +184,30 @@ impl Run {
             self.seen.add(line);
             has_more = true;
         }
+        let failure = JobFailure::read(self.folder());
+        has_more |= failure != self.failure;
+        self.failure = failure;
         Ok(has_more)
+    }
+
+    /// How far it is, as its files say.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match &self.seen.stopped {
+            _ if self.seen.end.is_some() => State::Ended,
+            _ if self.failure.is_some() => State::Failed,
+            Some(signal) => State::Stopped(signal.clone()),
+            None => State::Open,
+        }
+    }
+
+    /// The last incidents in sentences, at most so many; the failure of its job is the last one.
+    #[must_use]
+    pub fn incidents(&self, most: usize, lang: Lang) -> Vec<String> {
+        let seen = self.seen.incidents.iter();
+        let mut texts: Vec<String> = seen.map(|incident| incident.text(lang)).collect();
+        texts.extend(self.failure.as_ref().map(|failure| failure.text(lang)));
+        texts.split_off(texts.len().saturating_sub(most))
     }
 }
 
@@ -311,12 +230,15 @@ impl Seen {
                     step: record.step,
                     before: before.unwrap_or_default(),
                     now: now.unwrap_or_default(),
+                    why: record.why.as_deref().map(|why| cut(why, WHY_MAX)),
                 });
             }
-            "stopped" => self.note(Incident::Stopped {
-                step: record.step,
-                signal: cut(record.signal.as_deref().unwrap_or_default()),
-            }),
+            "stopped" => {
+                let signal = cut(record.signal.as_deref().unwrap_or_default(), TEXT_MAX);
+                self.stopped = Some(signal.clone());
+                let step = record.step;
+                self.note(Incident::Stopped { step, signal });
+            }
             "epoch" => {
                 self.epochs = self.epochs.max(record.epoch);
                 self.train_loss = record.train_loss.or(self.train_loss);
@@ -365,7 +287,7 @@ impl Seen {
             let Some(value) = value.as_f64().filter(|_| is_metric) else {
                 continue;
             };
-            let name = cut(&name);
+            let name = cut(&name, TEXT_MAX);
             let known = self.metrics.iter().position(|(other, _)| *other == name);
             match known {
                 Some(place) => self.metrics[place].1.push(step, value),
@@ -390,7 +312,7 @@ impl Seen {
         }
         self.ranks = Some(ranks);
         // The job trains again.
-        self.end = None;
+        (self.end, self.stopped) = (None, None);
         self.start = Some(start);
     }
 
@@ -408,7 +330,7 @@ impl Seen {
 
     fn end(&mut self, line: &[u8]) {
         let end = serde_json::from_slice::<End>(line).ok();
-        let Some(end) = end.filter(|end| end.usage.busy_ns.len() == end.ranks.len()) else {
+        let Some(end) = end.filter(End::is_sound) else {
             self.unread += 1;
             return;
         };
@@ -450,40 +372,8 @@ impl Seen {
     }
 }
 
-impl Incident {
-    /// The incident in a sentence.
-    #[must_use]
-    pub fn text(&self, lang: Lang) -> String {
-        let at = |step: &u64, text: &str| {
-            format!("{} {}: {text}", words::STEP.of(lang), thousands(*step))
-        };
-        match self {
-            Self::Skipped { step } => at(step, words::SKIPPED.of(lang)),
-            Self::WentBack { step, to } => at(
-                step,
-                &format!("{} {}", words::WENT_BACK.of(lang), thousands(*to)),
-            ),
-            Self::Resumed { step, ranks } => {
-                at(step, &words::RESUMED.filled(lang, &[&ranks.to_string()]))
-            }
-            Self::Ranks { step, before, now } => at(
-                step,
-                &format!("{} {before} → {now}", words::RANKS_NOW.of(lang)),
-            ),
-            Self::Stopped { step, signal } => {
-                at(step, &format!("{} {signal}", words::STOPPED.of(lang)))
-            }
-            Self::Slow(slow) => {
-                let times = [slow.seconds, slow.others_seconds].map(|time| format!("{time:.4}"));
-                let text = words::SLOW.filled(lang, &[&times[0], &times[1]]);
-                format!("{} {}: {text}", words::RANK.of(lang), slow.rank)
-            }
-        }
-    }
-}
-
-fn cut(text: &str) -> String {
-    text.chars().take(TEXT_MAX).collect()
+fn cut(text: &str, chars_max: usize) -> String {
+    text.chars().take(chars_max).collect()
 }
 
 /// The settings in a file that `Resolved::to_toml` wrote: `key = value # source`.
@@ -584,6 +474,39 @@ mod tests {
         assert!(
             error.ends_with("holds no run: it has no metrics.jsonl"),
             "{error}"
+        );
+    }
+
+    #[test]
+    fn a_run_says_how_far_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join(METRICS);
+        append(&path, &step(1));
+        let mut run = Run::read(folder.path()).expect("a run");
+        let state = |run: &mut Run| {
+            run.update().expect("read");
+            run.state().text(Lang::En)
+        };
+        assert_eq!(state(&mut run), "running, or cut off");
+        append(
+            &path,
+            "{\"kind\":\"stopped\",\"step\":1,\"signal\":\"SIGTERM\"}\n",
+        );
+        assert_eq!(state(&mut run), "stopped by SIGTERM");
+        let start = r#"{"kind":"start","step":1,"world":4,"epochs":2,"steps":10}"#;
+        append(&path, &format!("{start}\n{}", step(2)));
+        assert_eq!(state(&mut run), "running, or cut off");
+        fs::create_dir(folder.path().join("logs")).expect("a folder");
+        let error = r#"{"cause":"rank 1 left early","rank":1,"host":"a"}"#;
+        append(&folder.path().join("logs/error.json"), error);
+        assert_eq!(state(&mut run), "failed");
+        let incidents = run.incidents(2, Lang::En);
+        assert_eq!(
+            incidents,
+            [
+                "step 1: resumed on 4 ranks",
+                "the job failed: rank 1 left early (on a)"
+            ]
         );
     }
 

@@ -36,7 +36,13 @@ words! {
     RUNS: "Runs", "실행 목록";
     NO_RUN: "There is no run yet.", "아직 실행이 없습니다.";
     WRITTEN: "last written", "마지막 기록";
-    AGO: "{} ago", "{} 전";
+    JUST_NOW: "just now", "방금";
+    MINUTES_AGO: "{} min ago", "{}분 전";
+    HOURS_AGO: "{} h ago", "{}시간 전";
+    DAYS_AGO: "{} d ago", "{}일 전";
+    CHOOSE: "choose", "선택";
+    COMPARE: "Compare the chosen runs", "선택한 실행 비교";
+    COMPARE_NOTE: "(up to {})", "(최대 {}개)";
     CUT_OFF: "The connection is lost; it is tried again.", "연결이 끊겼습니다. 다시 연결하는 중입니다.";
     TRAINING: "training", "학습 중";
     STEP: "step", "스텝";
@@ -52,6 +58,10 @@ words! {
         "The line is the loss in training, the dots are the loss on held-out data. Long curves show means of parts, and the shade is the range of each part.",
         "선은 학습 손실, 점은 평가 데이터의 손실입니다. 긴 곡선은 구간별 평균이며, 옅은 영역은 각 구간의 최솟값과 최댓값 사이입니다.";
     ACCURACY: "Accuracy on held-out data", "평가 데이터 정확도";
+    LOSS_SHORT: "loss", "손실";
+    RATE_SHORT: "throughput", "처리량";
+    LEARNING_RATE_SHORT: "learning rate", "학습률";
+    GRADIENT_NORM_SHORT: "gradients", "그래디언트";
     ACCURACY_SHORT: "accuracy", "정확도";
     SAMPLES_RATE: "Samples per second", "초당 샘플 수";
     TOKENS_RATE: "Tokens per second", "초당 토큰 수";
@@ -62,6 +72,11 @@ words! {
     WHOLE: "all steps", "전체 스텝";
     LAST_SHARE: "last {} % of the steps", "마지막 {} % 스텝";
     NO_VALUE: "no values yet", "아직 값이 없음";
+    DEVICES: "Devices", "장치";
+    DEVICE: "device", "장치";
+    UTILIZATION: "{} % in use", "사용률 {} %";
+    MEMORY_USED: "{} of {} GiB", "메모리 {}/{} GiB";
+    MORE_DEVICES: "and {} more", "외 {}개";
     KEYS: "q quit  tab, 1-9 chart  z zoom  ? help", "q 종료  tab, 1-9 차트  z 확대  ? 도움말";
     HELP: "q, Esc, Ctrl-C: quit|tab, right, l: the next chart; shift-tab, left, h: the one before; 1 to 9: this one|z, +: the last 10 %, the last 1 %, all steps; -: back|Lines are figures of each step, points those of held-out data. Without colours each run is drawn with its number.|Any key closes this page.", "q, Esc, Ctrl-C: 종료|tab, →, l: 다음 차트, shift-tab, ←, h: 이전 차트, 1-9: 해당 차트|z, +: 마지막 10 %, 마지막 1 %, 전체 순서로 확대, -: 되돌리기|선은 스텝별 값, 점은 평가 데이터의 값입니다. 색을 쓰지 않으면 실행 번호로 그립니다.|아무 키나 누르면 닫힙니다.";
     WAITED: "Share of a step in which rank 0 waited for others, %", "랭크 0이 다른 랭크를 기다린 시간의 비율, %";
@@ -74,6 +89,23 @@ words! {
     PRECISION: "precision", "정밀도";
     RECALL: "recall", "재현율";
     F1: "F1", "F1 점수";
+    CONFUSION: "Confusion matrix", "혼동 행렬";
+    TAKEN_FOR: "taken for", "예측";
+    CONFUSION_NOTE:
+        "A row has the samples of a class, a column what they were taken for. Shades are shares of the row; those of errors are raised, so that few are seen too.",
+        "행은 실제 클래스, 열은 예측한 클래스입니다. 색이 진할수록 행에서 차지하는 비율이 높습니다. 오류는 적어도 눈에 띄도록 더 진하게 칠했습니다.";
+    CONFUSED_PAIR: "{} taken for {} ({})", "{} → {} ({}건)";
+    MOST_CONFUSED: "Confused most often: {}.", "가장 많이 혼동한 경우(실제 → 예측): {}";
+    TOO_MANY_CLASSES: "A matrix of {} classes would be too large to read.", "클래스가 {}개나 되어 혼동 행렬은 그리지 않았습니다.";
+    ENVIRONMENT: "Environment", "실행 환경";
+    HOST: "host", "호스트";
+    CPU: "processor", "프로세서";
+    CORES: "cores", "코어 수";
+    MEMORY: "memory", "메모리";
+    OS: "operating system", "운영체제";
+    VERSION: "version of Paceline", "Paceline 버전";
+    ADVICE: "what to do: {}", "해결 방법: {}";
+    OUTPUT: "its output: {}", "출력: {}";
     RANKS: "Ranks", "랭크";
     RANK: "rank", "랭크";
     COMPUTED: "computing", "계산";
@@ -90,7 +122,8 @@ words! {
     WENT_BACK: "all ranks went back to step", "모든 랭크가 이전 스텝으로 되돌아감:";
     RESUMED: "resumed on {} ranks", "랭크 {}개로 다시 시작함";
     RANKS_NOW: "the job went on with other ranks:", "랭크 수가 바뀜:";
-    STOPPED: "stopped by", "시그널로 중단됨:";
+    STOPPED: "stopped by {}", "{} 시그널로 중단됨";
+    FAILED: "failed", "실패";
     SLOW: "slow: {} s for a shard, the others {} s", "느림: 조각 하나에 {}초, 다른 랭크는 {}초";
     MORE: "{} earlier ones are left out", "이전 {}건은 생략함";
     UNREAD: "lines of metrics.jsonl that could not be read: {}", "metrics.jsonl에서 {}줄을 읽지 못함";

@@ -173,6 +173,9 @@ pub(crate) struct RanksRecord {
     pub(crate) before: usize,
     /// Ranks from then on.
     pub(crate) now: usize,
+    /// Which ranks were lost and how, in the launcher's words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) why: Option<String>,
 }
 
 /// A line for a job that a signal has stopped.

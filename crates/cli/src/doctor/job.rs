@@ -2,21 +2,19 @@
 
 mod judge;
 
-use std::fs::{self, File, Metadata};
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::thread::{available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 use paceline_doctor::{Finding, Severity};
-use paceline_gpu::host;
 use paceline_rendezvous::page::{RunningJob, RunningRank};
 use paceline_rendezvous::process::Stat;
 use paceline_report::Run;
 use paceline_words::{Lang, say};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use self::judge::{Facts, Failed, Rank, judge};
+use self::judge::{Facts, Rank, judge};
 use crate::exit::{Exit, Failure};
 use crate::flags::print;
 use crate::jobs::Jobs;
@@ -24,10 +22,6 @@ use crate::report::failed;
 
 /// How long a running job is watched.
 const WINDOW: Duration = Duration::from_secs(3);
-/// Most bytes of a report of a failure.
-const FAILURE_BYTES_MAX: u64 = 1 << 20;
-/// Longest text of a finding, part of which other programs have written.
-const TEXT_MAX: usize = 2000;
 
 /// Which job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +80,7 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
     let facts = Facts {
         folder: run.as_ref().map(Run::folder),
         seen: run.as_ref().map(|run| &run.seen),
-        failed: run.as_ref().and_then(|run| failure(run.folder())),
+        failed: run.as_ref().and_then(|run| run.failure.as_ref()),
         cores: available_parallelism().map_or(1, usize::from),
         ranks,
         lang,
@@ -176,31 +170,4 @@ impl Look {
         };
         ranks.map(rank).collect()
     }
-}
-
-/// What the launcher has written about the failure of the last start; not about an earlier one, since when metrics were written.
-fn failure(folder: &Path) -> Option<Failed> {
-    #[derive(Deserialize)]
-    struct Error {
-        cause: String,
-        error: Option<String>,
-        hint: Option<String>,
-        log: Option<String>,
-    }
-    let mut text = Vec::new();
-    let file = File::open(folder.join("logs/error.json")).ok()?;
-    let written = |file: std::io::Result<Metadata>| file.and_then(|file| file.modified()).ok();
-    let metrics = fs::metadata(folder.join("metrics.jsonl"));
-    if written(file.metadata())? < written(metrics)? {
-        return None;
-    }
-    file.take(FAILURE_BYTES_MAX).read_to_end(&mut text).ok()?;
-    let error: Error = serde_json::from_slice(&text).ok()?;
-    let plain = |text: String| host::plain(&text, TEXT_MAX);
-    Some(Failed {
-        cause: plain(error.cause),
-        error: error.error.map(plain),
-        hint: error.hint.map(plain),
-        log: error.log.map(plain),
-    })
 }

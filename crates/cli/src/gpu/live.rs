@@ -6,7 +6,7 @@
 mod devices;
 mod jobs;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -27,63 +27,63 @@ const END_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The devices at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Devices {
+pub(crate) struct Devices {
     /// Time since looking began.
-    pub(super) at: Duration,
+    pub(crate) at: Duration,
     /// Name of the machine.
-    pub(super) host: String,
+    pub(crate) host: String,
     /// Version of the driver.
-    pub(super) driver: Option<String>,
+    pub(crate) driver: Option<String>,
     /// Why there is nothing to see.
-    pub(super) trouble: Option<String>,
+    pub(crate) trouble: Option<String>,
     /// The devices in the driver's order.
-    pub(super) devices: Vec<Device>,
+    pub(crate) devices: Vec<Device>,
 }
 
 /// A device: what it is called, and what it does.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(super) struct Device {
-    pub(super) name: Reading<String>,
-    pub(super) uuid: Reading<String>,
+pub(crate) struct Device {
+    pub(crate) name: Reading<String>,
+    pub(crate) uuid: Reading<String>,
     /// Whether it does nothing, where that can be told.
     #[serde(flatten)]
-    pub(super) idleness: Option<Idleness>,
+    pub(crate) idleness: Option<Idleness>,
     #[serde(flatten)]
-    pub(super) now: DeviceSample,
+    pub(crate) now: DeviceSample,
 }
 
 /// The jobs of this machine at one moment.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Jobs {
+pub(crate) struct Jobs {
     /// Time since looking began.
-    pub(super) at: Duration,
-    pub(super) jobs: Vec<Job>,
+    pub(crate) at: Duration,
+    pub(crate) jobs: Vec<Job>,
 }
 
 /// A job, and what its ranks use.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Job {
+pub(crate) struct Job {
     /// What it is called; no two jobs are called the same.
-    pub(super) label: String,
-    pub(super) running: RunningJob,
+    pub(crate) label: String,
+    pub(crate) running: RunningJob,
     /// In the order of its ranks.
-    pub(super) uses: Vec<RankUse>,
+    pub(crate) uses: Vec<RankUse>,
 }
 
 /// What a rank uses.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct RankUse {
+pub(crate) struct RankUse {
     /// Processor time since it began, of all that it started too.
-    pub(super) cpu: Reading<Duration>,
+    pub(crate) cpu: Reading<Duration>,
     /// Resident memory of the same.
-    pub(super) resident_bytes: Reading<u64>,
+    pub(crate) resident_bytes: Reading<u64>,
     /// The driver's numbers of the devices that they hold.
-    pub(super) devices: Vec<u32>,
+    pub(crate) devices: Vec<u32>,
 }
 
 /// Two threads that look; they end when it is dropped, or when the driver lets them.
 #[derive(Debug)]
-pub(super) struct Feed {
+pub(crate) struct Feed {
     began: Instant,
     devices: Arc<Board<Devices>>,
     jobs: Arc<Board<Jobs>>,
@@ -107,16 +107,16 @@ struct BoardState<T> {
 
 /// The newest look, and for how long the next one has been under way.
 #[derive(Debug)]
-pub(super) struct Newest<T> {
-    pub(super) latest: Option<Arc<T>>,
-    pub(super) looking_for: Option<Duration>,
+pub(crate) struct Newest<T> {
+    pub(crate) latest: Option<Arc<T>>,
+    pub(crate) looking_for: Option<Duration>,
 }
 
 impl Feed {
     /// Begins to look, every `interval`.
     ///
     /// *Errors*: the system starts no thread.
-    pub(super) fn start(places: &Places, interval: Duration) -> std::io::Result<Self> {
+    pub(crate) fn start(places: &Places, interval: Duration) -> std::io::Result<Self> {
         let began = Instant::now();
         let (devices, jobs) = (Arc::new(Board::new()), Arc::new(Board::new()));
         let (device_places, device_board) = (places.clone(), devices.clone());
@@ -146,20 +146,20 @@ impl Feed {
     }
 
     /// Time since looking began.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    pub(super) fn devices(&self) -> Newest<Devices> {
+    pub(crate) fn devices(&self) -> Newest<Devices> {
         self.devices.newest()
     }
 
-    pub(super) fn jobs(&self) -> Newest<Jobs> {
+    pub(crate) fn jobs(&self) -> Newest<Jobs> {
         self.jobs.newest()
     }
 
     /// Waits until both have looked later than `at`, for `timeout` at most.
-    pub(super) fn wait_later_than(&self, at: Duration, timeout: Duration) {
+    pub(crate) fn wait_later_than(&self, at: Duration, timeout: Duration) {
         let until = Instant::now() + timeout;
         self.devices.wait(until, |state| {
             state.latest.as_ref().is_some_and(|look| look.at > at)

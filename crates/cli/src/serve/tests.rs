@@ -12,6 +12,8 @@ use paceline_rendezvous::token::Token;
 
 use super::*;
 
+mod browser;
+
 struct Server {
     address: SocketAddr,
     told: UnixStream,
@@ -80,6 +82,14 @@ fn runs_are_listed_and_each_has_its_page() {
     let list = server.get("/", "");
     let link = "<a href=\"/runs/a%20%3Cb%3E/\">a &lt;b&gt;</a>";
     assert!(list.contains(link), "{list}");
+    let row = "<td>running, or cut off</td><td>0.5</td><td>–</td><td>–</td><td>0.1 s</td><td>just now</td>";
+    assert!(list.contains(row), "{list}");
+    let redirect = server.get("/runs/a%20%3Cb%3E", "");
+    assert!(
+        redirect.starts_with("HTTP/1.1 303 ")
+            && redirect.contains("\r\nLocation: /runs/a%20%3Cb%3E/\r\n"),
+        "{redirect}"
+    );
     let page = server.get("/runs/a%20%3Cb%3E/", "");
     for part in [
         "200 OK",
@@ -95,9 +105,45 @@ fn runs_are_listed_and_each_has_its_page() {
         "/runs/..%2Fsecret/",
         "/metrics.jsonl",
         "/runs/",
+        "/runs/b",
+        "/compare/?run=b",
     ] {
         assert!(server.get(path, "").starts_with("HTTP/1.1 404 "), "{path}");
     }
+}
+
+#[test]
+fn chosen_runs_are_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for run in ["a <b>", "c"] {
+        write(folder.path(), run);
+    }
+    let server = Server::start(folder.path(), Access::Loopback);
+    let page = server.get("/compare/?run=c&run=a+%3Cb%3E&run=c", "");
+    assert!(page.contains("<h1>c, a &lt;b&gt;</h1>"), "{page}");
+    let mut lines = BufReader::new(server.ask("/compare/events?run=c", "")).lines();
+    let event = lines.find_map(|line| Some(line.ok()?.strip_prefix("data: ")?.to_owned()));
+    assert!(event.expect("an event").contains("summary"));
+    let many: String = (0..9).map(|run| format!("&run={run}")).collect();
+    for path in ["/compare/".to_owned(), format!("/compare/?{many}")] {
+        let answer = server.get(&path, "");
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn the_list_follows_its_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    write(folder.path(), "run");
+    let server = Server::start(folder.path(), Access::Loopback);
+    let mut lines = BufReader::new(server.ask("/events", "")).lines();
+    let mut event = || lines.find_map(|line| Some(line.ok()?.strip_prefix("data: ")?.to_owned()));
+    assert!(event().expect("an event").contains("running, or cut off"));
+    let metrics = folder.path().join("run/metrics.jsonl");
+    let mut metrics = File::options().append(true).open(metrics).expect("a file");
+    let stopped = b"{\"kind\":\"stopped\",\"step\":1,\"signal\":\"SIGTERM\"}\n";
+    metrics.write_all(stopped).expect("written");
+    assert!(event().expect("an event").contains("stopped by SIGTERM"));
 }
 
 #[test]
@@ -121,6 +167,7 @@ fn a_browser_hears_of_new_steps() {
             "ranks",
             "steps",
             "incidents",
+            "environment",
             "settings"
         ]
     );

@@ -1,27 +1,33 @@
-//! A frame: the runs, a chart, the ranks, incidents.
+//! A frame: the runs, a chart, the ranks, devices, incidents.
+
+mod head;
 
 use paceline_rendezvous::page::RunningJob;
 use paceline_report::words;
-use paceline_report::{Curve, Seen, charts, number};
-use paceline_usage::figures::{clock, thousands};
+use paceline_report::{Chart, charts};
+use paceline_usage::figures::thousands;
 use paceline_words::Word;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::plot::{self, Steps};
-use super::state::{State, Watched, Zoom};
+use super::state::{State, Zoom};
 use crate::activity::doing;
+use crate::gpu::Device;
 use crate::terminal::{Room, Theme, Tone};
 
 /// Most incidents that are shown, the last ones.
 const INCIDENTS_MAX: usize = 3;
 /// Least lines of a chart. Ranks and incidents get what is left.
 const CHART_HEIGHT: u16 = 8;
+/// Lines that a chart keeps for itself, if the names of all need several.
+const PLOT_HEIGHT: usize = 5;
 /// Characters of a bar.
 const BAR_WIDTH: usize = 12;
-/// The metric that has a place beside the losses.
-const ACCURACY: &str = "accuracy";
+const GIB: f64 = (1_u64 << 30) as f64;
+/// Most devices of a run that are shown.
+const DEVICES_MAX: usize = 8;
 
 /// Draws everything.
 pub(super) fn draw(state: &State, theme: Theme, area: Rect, buffer: &mut Buffer) {
@@ -38,13 +44,19 @@ pub(super) fn draw(state: &State, theme: Theme, area: Rect, buffer: &mut Buffer)
         return room.fill(lines.collect());
     }
     for (place, watched) in state.runs.iter().enumerate() {
-        room.top(frame.run(place, watched));
+        for line in frame.run(place, watched, width) {
+            room.top(line);
+        }
     }
     room.bottom(Line::styled(
         theme.cut(state.word(words::KEYS), width),
         theme.style(Tone::Dim),
     ));
-    let below = [frame.incidents(width), frame.ranks(width)];
+    let below = [
+        frame.incidents(width),
+        frame.devices(width),
+        frame.ranks(width),
+    ];
     let free = room.area.height.saturating_sub(CHART_HEIGHT);
     for lines in below {
         let free = usize::from(free.min(room.area.height.saturating_sub(CHART_HEIGHT)));
@@ -83,80 +95,6 @@ impl Frame<'_> {
             Span::styled(name, self.theme.style(Tone::Title)),
             Span::raw(self.theme.cut(&rest, width.saturating_sub(name.len()))),
         ])
-    }
-
-    /// A run in a line: what matters most comes first, because the end may be cut off.
-    fn run(&self, place: usize, watched: &Watched) -> Line<'static> {
-        let seen = &watched.run.seen;
-        let (state, tone) = match (&seen.end, &watched.job) {
-            (Some(_), _) => (words::ENDED, Tone::Plain),
-            (None, Some(_)) => (words::TRAINING, Tone::Good),
-            (None, None) => (words::NOT_ENDED, Tone::Plain),
-        };
-        let mut parts: Vec<Span<'static>> = vec![
-            plot::mark(place, self.theme),
-            Span::raw(format!(" {}  ", watched.run.name)),
-            Span::styled(self.state.word(state), self.theme.style(tone)),
-        ];
-        if let Some(trouble) = &watched.trouble {
-            let trouble = format!("  {trouble}");
-            parts.push(Span::styled(trouble, self.theme.style(Tone::Bad)));
-            return Line::from(parts);
-        }
-        for figure in self.figures(seen) {
-            parts.push(Span::raw("  "));
-            parts.push(Span::raw(figure));
-        }
-        Line::from(parts)
-    }
-
-    fn figures(&self, seen: &Seen) -> Vec<String> {
-        let word = |word: Word| self.state.word(word);
-        let filled = |text: Word, value: &str| text.filled(self.state.lang, &[value]);
-        let mut figures = Vec::new();
-        let steps = thousands(seen.steps);
-        match &seen.start {
-            Some(start) if start.steps > 0 => {
-                let share = seen.steps as f64 / start.steps as f64;
-                let (full, rest) = self.theme.bar(share, BAR_WIDTH);
-                let of = thousands(start.steps);
-                let percent = share.min(1.0) * 100.0;
-                figures.push(format!(
-                    "{} {steps}/{of} {full}{rest} {percent:.0} %",
-                    word(words::STEP)
-                ));
-                let (epoch, of) = (
-                    seen.epochs.saturating_add(1).min(start.epochs),
-                    start.epochs,
-                );
-                figures.push(format!("{} {epoch}/{of}", word(words::EPOCH)));
-            }
-            _ => figures.push(format!("{} {steps}", word(words::STEP))),
-        }
-        let mut last = |name: Word, curve: Option<&Curve>, render: &dyn Fn(f64) -> String| {
-            let value = curve.and_then(Curve::last).map(render);
-            figures.extend(value.map(|value| match word(name).contains("{}") {
-                true => filled(name, &value),
-                false => format!("{} {value}", word(name)),
-            }));
-        };
-        last(words::TRAIN_LOSS, Some(&seen.loss), &number);
-        last(words::HELD_OUT_LOSS, Some(&seen.held_out_loss), &number);
-        let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        last(words::ACCURACY_SHORT, seen.metric(ACCURACY), &percent);
-        let rate = |rate: f64| thousands(rate as u64);
-        let unit = match seen.has_tokens {
-            true => words::TOKENS_PER_SECOND,
-            false => words::SAMPLES_PER_SECOND,
-        };
-        last(unit, Some(&seen.rate), &rate);
-        last(words::WAITED_SHORT, Some(&seen.waited), &|share| {
-            format!("{share:.1}")
-        });
-        if let Some(left) = seen.time_left() {
-            figures.push(filled(words::LEFT, &clock(left)));
-        }
-        figures
     }
 
     /// What the ranks do that are seen here.
@@ -200,14 +138,57 @@ impl Frame<'_> {
         job.ranks.iter().enumerate().map(line).collect()
     }
 
+    /// The devices that the ranks hold: their use and memory.
+    fn devices(&self, width: usize) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        for (place, watched) in self.state.runs.iter().enumerate() {
+            let devices = watched.devices.iter().take(DEVICES_MAX);
+            let mut texts: Vec<String> = devices.map(|device| self.device(device)).collect();
+            let more = watched.devices.len() - texts.len();
+            if more > 0 {
+                let more = words::MORE_DEVICES.filled(self.state.lang, &[&more.to_string()]);
+                texts.push(format!(" {more}"));
+            }
+            lines.extend(texts.into_iter().map(|text| {
+                Line::from(vec![
+                    plot::mark(place, self.theme),
+                    Span::raw(self.theme.cut(&text, width.saturating_sub(1))),
+                ])
+            }));
+        }
+        if !lines.is_empty() {
+            lines.insert(0, self.heading(words::DEVICES));
+        }
+        lines
+    }
+
+    fn device(&self, device: &Device) -> String {
+        let now = &device.now;
+        let gib = |bytes: u64| format!("{:.1}", bytes as f64 / GIB);
+        let mut text = format!(" GPU {:<3}", now.index);
+        if let Some(percent) = now.utilization_percent.known() {
+            let (full, rest) = self.theme.bar(f64::from(*percent) / 100.0, BAR_WIDTH);
+            let used = words::UTILIZATION.filled(self.state.lang, &[&format!("{percent:>3}")]);
+            text += &format!(" {full}{rest} {used}");
+        }
+        if let Some(memory) = now.memory.known() {
+            let sizes = [gib(memory.used_bytes), gib(memory.total_bytes)];
+            let used = words::MEMORY_USED.filled(self.state.lang, &[&sizes[0], &sizes[1]]);
+            text += &format!("  {used}");
+        }
+        if let Some(name) = device.name.known() {
+            text += &format!("  {name}");
+        }
+        text
+    }
+
     /// The last incidents.
     fn incidents(&self, width: usize) -> Vec<Line<'static>> {
         let mut lines = Vec::new();
         for (place, watched) in self.state.runs.iter().enumerate() {
-            let incidents = &watched.run.seen.incidents;
-            let last = &incidents[incidents.len().saturating_sub(INCIDENTS_MAX)..];
-            lines.extend(last.iter().map(|incident| {
-                let text = format!(" {}", incident.text(self.state.lang));
+            let last = watched.run.incidents(INCIDENTS_MAX, self.state.lang);
+            lines.extend(last.into_iter().map(|incident| {
+                let text = format!(" {incident}");
                 Line::from(vec![
                     plot::mark(place, self.theme),
                     Span::styled(
@@ -227,24 +208,40 @@ impl Frame<'_> {
         Line::styled(self.state.word(word), self.theme.style(Tone::Title))
     }
 
+    /// The names of the charts, that of the chosen one in full. Where there is room for one line alone, it is the one with that name.
+    fn names(&self, charts: &[Chart<'_>], chosen: usize, area: Rect) -> Vec<Line<'static>> {
+        let width = usize::from(area.width);
+        let mut lines = vec![Line::default()];
+        let mut of_chosen = 0;
+        for (at, chart) in charts.iter().enumerate() {
+            let (name, style) = match at == chosen {
+                true => (&chart.title, self.theme.selected()),
+                false => (&chart.short, self.theme.style(Tone::Dim)),
+            };
+            let name = Span::styled(format!(" {} {name} ", at + 1), style);
+            let line = lines.last().expect("never empty");
+            if line.width() > 0 && line.width() + name.width() > width {
+                lines.push(Line::default());
+            }
+            if at == chosen {
+                of_chosen = lines.len() - 1;
+            }
+            lines.last_mut().expect("never empty").push_span(name);
+        }
+        match usize::from(area.height) >= lines.len() + PLOT_HEIGHT {
+            true => lines,
+            false => vec![lines.swap_remove(of_chosen)],
+        }
+    }
+
     /// The chart that was chosen, and the names of all.
     fn chart(&self, mut room: Room<'_>) {
         let seen = self.state.seen();
         let charts = charts(&seen, self.state.lang);
         let place = self.state.chart.min(charts.len().saturating_sub(1));
-        let mut names = Vec::new();
-        for (at, chart) in charts.iter().enumerate() {
-            let style = match at == place {
-                true => self.theme.selected(),
-                false => self.theme.style(Tone::Dim),
-            };
-            let name = match at == place {
-                true => format!(" {} {} ", at + 1, chart.title),
-                false => format!(" {} ", at + 1),
-            };
-            names.push(Span::styled(name, style));
+        for line in self.names(&charts, place, room.area) {
+            room.top(line);
         }
-        room.top(Line::from(names));
         let last = seen.iter().map(|run| run.steps).max().unwrap_or(0);
         let first = self.state.zoom.first(last);
         let is_drawn = charts.get(place).is_some_and(|chart| {

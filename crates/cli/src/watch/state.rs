@@ -5,6 +5,8 @@ use paceline_report::{Run, Seen};
 use paceline_words::Lang;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use super::devices::Held;
+use crate::gpu::Device;
 use crate::jobs::Jobs;
 
 /// Everything that a frame is drawn from.
@@ -15,6 +17,7 @@ pub(super) struct State {
     pub(super) chart: usize,
     pub(super) zoom: Zoom,
     pub(super) has_help: bool,
+    held: Held,
 }
 
 /// A run with its job.
@@ -22,6 +25,8 @@ pub(super) struct Watched {
     pub(super) run: Run,
     /// Its job, if a rank of it that writes the metrics runs here.
     pub(super) job: Option<RunningJob>,
+    /// The devices that the ranks of its job hold.
+    pub(super) devices: Vec<Device>,
     /// Why its files cannot be read any more.
     pub(super) trouble: Option<String>,
 }
@@ -103,6 +108,7 @@ impl State {
         let watched = |run| Watched {
             run,
             job: None,
+            devices: Vec::new(),
             trouble: None,
         };
         Self {
@@ -111,6 +117,7 @@ impl State {
             chart: 0,
             zoom: Zoom::default(),
             has_help: false,
+            held: Held::default(),
         }
     }
 
@@ -122,6 +129,13 @@ impl State {
             watched.trouble = updated.err().map(|error| error.to_string());
             watched.job = jobs.of(watched.run.folder()).cloned();
         }
+        self.held.look(&mut self.runs);
+    }
+
+    /// Has the devices of a single frame looked at.
+    pub(super) fn wait_for_devices(&mut self) {
+        self.held.wait();
+        self.held.look(&mut self.runs);
     }
 
     pub(super) fn seen(&self) -> Vec<&Seen> {

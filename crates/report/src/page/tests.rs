@@ -39,7 +39,7 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         "torn".to_owned(),
         END.replacen(
             '{',
-            r#"{"best":{"epoch":1,"step":2,"monitor":"accuracy","value":0.875},"classes":[{"name":"<cat>","samples":8,"precision":0.5,"recall":null,"f1":null}],"#,
+            r#"{"best":{"epoch":1,"step":2,"monitor":"accuracy","value":0.875},"classes":[{"name":"<cat>","samples":8,"precision":0.5,"recall":null,"f1":null}],"confusion":[{"of":0,"taken_for":0,"count":8}],"#,
             1,
         ),
     ];
@@ -52,6 +52,8 @@ fn a_page_has_the_figures_of_the_run_and_what_went_wrong() {
         "<td>1.00 s</td><td>0.00 s</td><td>88 MB</td><td>2 MB</td>",
         "Best epoch: 1, with accuracy 0.875",
         "<td>&lt;cat&gt;</td><td>8</td><td>50.00 %</td><td>–</td><td>–</td>",
+        "<h2>Confusion matrix</h2>",
+        "<th><span>&lt;cat&gt;</span></th><td class=\"right h9\">8</td>",
         "step 1: skipped: its loss or a gradient was not finite",
         "step 2: all ranks went back to step 1",
         "step 2: the job went on with other ranks: 4 → 3",
@@ -102,6 +104,56 @@ fn several_runs_are_compared_by_what_differs() {
         "{html}"
     );
     assert!(html.contains("class=\"line c1\""), "{html}");
+}
+
+#[test]
+fn a_failed_and_a_stopped_run_say_why_they_are_over() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = ["failed", "stopped"].map(|name| folder.path().join(name));
+    let stopped = r#"{"kind":"stopped","step":1,"signal":"SIGTERM"}"#;
+    write(&runs[0], &[step(1, "")]);
+    write(&runs[1], &[step(1, ""), stopped.to_owned()]);
+    fs::create_dir(runs[0].join("logs")).expect("a folder");
+    let error = r#"{"cause":"rank 1 (pid 7) was killed","rank":1,"host":"node1","signal":9,"signal_name":"SIGKILL","hint":"see <dmesg>","log":"logs/1"}"#;
+    fs::write(runs[0].join("logs/error.json"), error).expect("a file");
+    let html = page_of(&runs, Lang::En);
+    for part in [
+        "<td>failed</td>",
+        "<td>stopped by SIGTERM</td>",
+        "<li class=\"failed\">failed: the job failed: rank 1 on node1 was killed by signal 9 (SIGKILL)<p>what to do: see &lt;dmesg&gt;</p><p>its output: logs/1</p></li>",
+        "<li>stopped: step 1: stopped by SIGTERM</li>",
+    ] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+}
+
+#[test]
+fn the_environment_is_a_table_with_a_column_for_each_run() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let runs = ["new", "old"].map(|name| folder.path().join(name));
+    let start =
+        |more: &str| format!(r#"{{"kind":"start","step":0,"world":2,"epochs":1,"steps":2{more}}}"#);
+    let environment =
+        r#","environment":{"host":"<a>","cores":16,"memory_bytes":137438953472,"version":"0.1.0"}"#;
+    write(&runs[0], &[start(environment), step(1, "")]);
+    write(&runs[1], &[start(""), step(1, "")]);
+    let html = page_of(&runs[..1], Lang::En);
+    for part in [
+        "<h2>Environment</h2>",
+        "<td>host</td><td>&lt;a&gt;</td>",
+        "<td>cores</td><td>16</td>",
+        "<td>memory</td><td>128.0 GiB</td>",
+        "<td>version of Paceline</td><td>0.1.0</td>",
+    ] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(!html.contains("operating system"), "{html}");
+    let html = page_of(&runs, Lang::En);
+    assert!(
+        html.contains("<td>cores</td><td>16</td><td>–</td>"),
+        "{html}"
+    );
+    assert!(!page_of(&runs[1..], Lang::En).contains("Environment"));
 }
 
 #[test]

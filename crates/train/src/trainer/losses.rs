@@ -112,6 +112,7 @@ impl<T: TrainTask> Trainer<'_, T> {
             step: self.step,
             before,
             now: self.group.world(),
+            why: self.group.why_generation(),
         })
     }
 

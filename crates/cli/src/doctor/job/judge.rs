@@ -6,7 +6,7 @@ use std::time::Duration;
 use paceline_doctor::{Finding, Severity};
 use paceline_rendezvous::page::{Activity, Differences, Phase, op_name};
 use paceline_rendezvous::process::{Stat, state_text};
-use paceline_report::{End, Incident, Piece, Seen, Start};
+use paceline_report::{End, Incident, JobFailure, Piece, Seen, Start};
 use paceline_usage::busy::share;
 use paceline_words::{Lang, count, counted, say};
 
@@ -39,21 +39,13 @@ pub(super) struct Facts<'a> {
     /// What its metrics say.
     pub(super) seen: Option<&'a Seen>,
     /// How it has failed, if its launcher has said so.
-    pub(super) failed: Option<Failed>,
+    pub(super) failed: Option<&'a JobFailure>,
     /// Its ranks, if it runs on this machine.
     pub(super) ranks: Vec<Rank>,
     /// Cores of this machine.
     pub(super) cores: usize,
     /// The language of what is said about it.
     pub(super) lang: Lang,
-}
-
-/// A failure, as the launcher has reported it.
-pub(super) struct Failed {
-    pub(super) cause: String,
-    pub(super) error: Option<String>,
-    pub(super) hint: Option<String>,
-    pub(super) log: Option<String>,
 }
 
 /// A rank that runs.
@@ -451,7 +443,7 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
             resume,
         ));
     }
-    Some(match &facts.failed {
+    Some(match facts.failed {
         Some(failed) => {
             let error = failed
                 .error

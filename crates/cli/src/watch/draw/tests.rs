@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use paceline_gpu::snapshot::{Memory, Reading};
 use paceline_report::Run;
 use paceline_words::Lang;
 use ratatui::Terminal;
@@ -30,7 +31,9 @@ fn write(folder: &Path, loss: f64) {
         r#"{"kind":"epoch","step":200,"epoch":1,"train_loss":0.4,"held_out_loss":0.3,"accuracy":0.9}"#
             .to_owned(),
     );
-    lines.push(r#"{"kind":"ranks","step":200,"before":3,"now":2}"#.to_owned());
+    lines.push(
+        r#"{"kind":"ranks","step":200,"before":3,"now":2,"why":"rank 2 was killed"}"#.to_owned(),
+    );
     fs::create_dir_all(folder).expect("a folder");
     fs::write(folder.join("metrics.jsonl"), lines.join("\n")).expect("written");
 }
@@ -61,12 +64,12 @@ fn a_frame_has_progress_curves_ranks_and_incidents() {
     let drawn = frame(&state, THEME, 160, 30);
     for part in [
         "paceline watch · all steps",
-        "1 one  training  step 200/400 ██████······ 50 %  epoch 2/2  train loss 0.14142  held-out loss 0.3  accuracy 90.00 %  640 samples/s  waited 20.0 %  20.0 s left",
-        "2 two  running, or cut off  step 200/400",
-        " 1 Loss ",
+        "1 one  training  20.0 s left  step 200/400  ██████······ 50 %  train loss 0.14142  640 samples/s  held-out loss 0.3  accuracy 90.00 %  waited 20.0 %",
+        "2 two  running, or cut off  20.0 s left  step 200/400",
+        " 1 Loss  2 held-out loss  3 accuracy  4 throughput  5 waiting  6 learning rate ",
         "1 rank 0    step     200",
         "backward",
-        "1 step 200: the job went on with other ranks: 3 → 2",
+        "1 step 200: the job went on with other ranks: 3 → 2 (rank 2 was killed)",
         "q quit",
     ] {
         assert!(drawn.contains(part), "{part}:\n{drawn}");
@@ -80,6 +83,79 @@ fn a_frame_has_progress_curves_ranks_and_incidents() {
     assert!(drawn.contains("last 10 % of the steps"), "{drawn}");
     state.press(Key::Help);
     assert!(frame(&state, THEME, 160, 30).contains("the next chart"));
+}
+
+#[test]
+fn on_a_narrow_screen_nothing_that_matters_is_cut() {
+    let (_folder, mut state) = state(Lang::En);
+    let drawn = frame(&state, THEME, 80, 30);
+    for part in [
+        "\"1 one  training  20.0 s left  step 200/400  ██████······ 50 %",
+        "\"   train loss 0.14142  640 samples/s  held-out loss 0.3  accuracy 90.00 %",
+        " 1 Loss  2 held-out loss  3 accuracy  4 throughput  5 waiting  6 learning rate",
+    ] {
+        assert!(drawn.contains(part), "{part}:\n{drawn}");
+    }
+    state.runs[0].run.name = "a-name-that-is-much-too-long-for-it".into();
+    let drawn = frame(&state, THEME, 80, 30);
+    assert!(
+        drawn.contains(
+            "1 a-name-that-is-much-t…  training  20.0 s left  step 200/400  ██████······ 50 %"
+        ),
+        "{drawn}"
+    );
+    let drawn = frame(&state, THEME, 50, 30);
+    assert!(
+        drawn.contains("  training  20.0 s left  step 200/400"),
+        "{drawn}"
+    );
+    let drawn = frame(&state, THEME, 30, 12);
+    assert!(drawn.contains(" 1 Loss "), "{drawn}");
+}
+
+#[test]
+fn devices_have_a_line_each() {
+    let (_folder, mut state) = state(Lang::En);
+    assert!(!frame(&state, THEME, 80, 40).contains("Devices"));
+    let device = |index| {
+        let mut device = Device {
+            name: Reading::Known("NVIDIA H200".to_owned()),
+            ..Device::default()
+        };
+        device.now.index = index;
+        device.now.utilization_percent = Reading::Known(50);
+        device.now.memory = Reading::Known(Memory {
+            used_bytes: 3 << 29,
+            total_bytes: 140 << 30,
+        });
+        device
+    };
+    state.runs[0].devices = (0..10).map(device).collect();
+    let drawn = frame(&state, THEME, 80, 40);
+    for part in [
+        "Devices",
+        "1 GPU 7   ██████······  50 % in use  1.5 of 140.0 GiB  NVIDIA H200",
+        "1 and 2 more",
+    ] {
+        assert!(drawn.contains(part), "{part}:\n{drawn}");
+    }
+}
+
+#[test]
+fn a_failed_run_says_why() {
+    let (folder, mut state) = state(Lang::En);
+    let logs = folder.path().join("two/logs");
+    fs::create_dir(&logs).expect("a folder");
+    let error = r#"{"cause":"-","rank":1,"host":"node1","exit_code":3,"error":"no memory"}"#;
+    fs::write(logs.join("error.json"), error).expect("written");
+    state.runs[1].run.update().expect("read");
+    let drawn = frame(&state, THEME, 100, 30);
+    for part in [
+        "2 two  failed  step 200/400",
+        "2 the job failed: rank 1 on node1 exited with code 3: no memory",
+    ] {
+        assert!(drawn.contains(part), "{part}:\n{drawn}");
+    }
 }
 
 #[test]

@@ -225,6 +225,7 @@ fn a_job_that_is_over_too_early_says_why_and_how_it_goes_on() {
         world: 2,
         epochs: 1,
         steps: 100,
+        ..Start::default()
     };
     let mut seen = Seen {
         steps: 40,
@@ -238,14 +239,14 @@ fn a_job_that_is_over_too_early_says_why_and_how_it_goes_on() {
         "ended early",
         &["after step 40 without a word", "--resume runs/a"],
     );
-    let failed = Failed {
+    let failed = JobFailure {
         cause: "rank 1 panicked".into(),
         error: Some("no memory".into()),
         hint: Some("less".into()),
-        log: None,
+        ..JobFailure::default()
     };
     let of_launcher = Facts {
-        failed: Some(failed),
+        failed: Some(&failed),
         ..facts(Some(&seen), vec![])
     };
     says(
