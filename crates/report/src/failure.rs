@@ -47,17 +47,20 @@ impl JobFailure {
     pub fn read(folder: &Path) -> Option<Self> {
         let file = File::open(folder.join(ERROR)).ok()?;
         let written = |file: io::Result<Metadata>| file.and_then(|file| file.modified()).ok();
-        if written(file.metadata())? < written(fs::metadata(folder.join(METRICS)))? {
+        // A job that fails before its first step leaves no metrics.
+        if written(file.metadata()) < written(fs::metadata(folder.join(METRICS))) {
             return None;
         }
         let mut text = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut text).ok()?;
         let told: Self = serde_json::from_slice(&text).ok()?;
         let plain = |text: Option<String>| text.map(|text| plain(&text));
+        // Advice may follow, which is in `hint` too.
+        let first = |text: &str| self::plain(text.lines().next().unwrap_or_default());
         Some(Self {
-            cause: self::plain(&told.cause),
+            cause: first(&told.cause),
             host: plain(told.host),
-            error: plain(told.error),
+            error: told.error.as_deref().map(first),
             hint: plain(told.hint),
             log: plain(told.log),
             signal_name: plain(told.signal_name),

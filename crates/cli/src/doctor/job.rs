@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use paceline_doctor::{Finding, Severity};
 use paceline_rendezvous::page::{RunningJob, RunningRank};
 use paceline_rendezvous::process::Stat;
-use paceline_report::Run;
+use paceline_report::{JobFailure, Run};
 use paceline_words::{Lang, say};
 use serde::Serialize;
 
@@ -71,16 +71,25 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
         (Subject::Pid(_), Some(_)) => None,
         // A job that starts has no metrics yet.
         (Subject::Run(folder), Some(_)) => Run::read(folder).ok(),
-        (Subject::Run(folder), None) => Some(Run::read(folder).map_err(failed)?),
+        (Subject::Run(folder), None) => match Run::read(folder) {
+            Ok(run) => Some(run),
+            Err(_) if JobFailure::read(folder).is_some() => None,
+            Err(error) => return Err(failed(error)),
+        },
+    };
+    let (folder, failure) = match (&run, subject) {
+        (Some(run), _) => (Some(run.folder()), run.failure.clone()),
+        (None, Subject::Run(folder)) => (Some(folder.as_path()), JobFailure::read(folder)),
+        (None, Subject::Pid(_)) => (None, None),
     };
     let ranks = match (&first, &last) {
         (Some(first), Some(last)) => last.since(first),
         _ => Vec::new(),
     };
     let facts = Facts {
-        folder: run.as_ref().map(Run::folder),
+        folder,
         seen: run.as_ref().map(|run| &run.seen),
-        failed: run.as_ref().and_then(|run| run.failure.as_ref()),
+        failed: failure.as_ref(),
         cores: available_parallelism().map_or(1, usize::from),
         ranks,
         lang,

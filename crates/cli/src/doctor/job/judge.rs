@@ -72,7 +72,10 @@ impl Facts<'_> {
         let here = || ranks_here(self.ranks.len(), lang);
         let Some(seen) = self.seen else {
             let ranks = here();
-            return say!(lang, "it runs: {ranks}", "실행 중: {ranks}");
+            return match self.ranks.is_empty() {
+                true => say!(lang, "it ended before its first step", "첫 스텝 전에 끝남"),
+                false => say!(lang, "it runs: {ranks}", "실행 중: {ranks}"),
+            };
         };
         let done = seen.steps;
         let steps = match &seen.start {
@@ -417,8 +420,8 @@ fn different(facts: &Facts<'_>) -> Option<Finding> {
 /// A job that is over before it was done.
 fn ended(facts: &Facts<'_>) -> Option<Finding> {
     let lang = facts.lang;
-    let seen = facts.seen?;
-    if seen.end.is_some() || !facts.ranks.is_empty() {
+    let is_done = facts.seen.is_some_and(|seen| seen.end.is_some());
+    if is_done || !facts.ranks.is_empty() {
         return None;
     }
     let resume = facts.folder.map_or(String::new(), |folder| {
@@ -430,7 +433,8 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
         )
     });
     let check = "ended early";
-    if let Some(Incident::Stopped { step, signal }) = seen.incidents.last() {
+    let last = facts.seen.and_then(|seen| seen.incidents.last());
+    if let Some(Incident::Stopped { step, signal }) = last {
         return Some(finding(
             Severity::Note,
             check,
@@ -449,9 +453,12 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
                 .error
                 .as_ref()
                 .filter(|error| **error != failed.cause);
-            let what = error.map_or(failed.cause.clone(), |error| {
-                format!("{}: {error}", failed.cause)
-            });
+            let what = match (lang, error) {
+                // The launcher's own words are English, and say more.
+                (Lang::En, None) => failed.cause.clone(),
+                (Lang::En, Some(error)) => format!("{}: {error}", failed.cause),
+                (Lang::Ko, _) => failed.text(lang),
+            };
             let why = match &failed.log {
                 Some(log) => say!(
                     lang,
@@ -469,7 +476,7 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
             )
         }
         None => {
-            let steps = seen.steps;
+            let steps = facts.seen?.steps;
             finding(
                 Severity::Error,
                 check,
