@@ -31,3 +31,24 @@ fn a_stopped_rank_is_named_while_the_job_runs_and_a_killed_one_afterwards() {
     }
     paceline(folder.path(), "doctor nothing").check(2, &["nothing holds no run"]);
 }
+
+#[test]
+fn a_job_that_failed_before_its_first_step_is_explained() {
+    let folder = tempdir().expect("a folder");
+    let line = "train --model tiny --nproc-per-node 2 --freeze * --run-dir run";
+    let failed = paceline(folder.path(), line);
+    let why = "`freeze` is *, which leaves nothing to train";
+    failed.check(2, &[why]);
+    for (lang, state) in [
+        ("en", "it ended before its first step"),
+        ("ko", "첫 스텝 전에 끝남"),
+    ] {
+        let ended = paceline(folder.path(), &format!("doctor run --lang {lang}"));
+        ended.check(1, &[]);
+        for part in [state, why] {
+            assert!(ended.out.contains(part), "{part}: {}", ended.out);
+        }
+        let advice = ended.out.matches("`paceline eval`").count();
+        assert_eq!(advice, 1, "{}", ended.out);
+    }
+}
