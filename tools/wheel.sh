@@ -27,6 +27,7 @@ lacking() {
     exit 3
 }
 
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || lacking 'there is no python3 from 3.10'
 python3 -m venv "$scratch/venv" >/dev/null 2>&1 || lacking 'there is no python3 with venv'
 python=$scratch/venv/bin/python
 pip=("$python" -m pip --quiet --disable-pip-version-check)
