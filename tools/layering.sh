@@ -33,7 +33,7 @@ declare -rA MAY_USE=(
     [paceline-ddp]='paceline-nn paceline-nccl paceline-fake-cuda paceline-collective paceline-rendezvous'
     [paceline-split]='paceline-nn paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
-    [paceline-train]='paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
+    [paceline-train]='paceline-kernels paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
     [paceline-cli]='paceline-words paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-report paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
     [paceline]='paceline-words paceline-nn paceline-split paceline-cli paceline-report paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )

@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use super::decode::Pixels;
+use paceline_kernels::{Kernels, Tap, WEIGHT_BITS};
 
-/// Bits of a weight behind the point, as in Pillow: a sum of products with bytes fits 32 bits.
-const BITS: u32 = 32 - 8 - 2;
+use super::decode::Pixels;
 
 /// A rectangle of an image, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,12 +13,6 @@ pub(super) struct Area {
     pub(super) y: usize,
     pub(super) width: usize,
     pub(super) height: usize,
-}
-
-/// What an output pixel is of its axis: the first input pixel and the weights from there on.
-struct Tap {
-    first: usize,
-    weights: Vec<i32>,
 }
 
 /// The square of `side` pixels at `[x, y]` of what `area` of `image` becomes if it is resized to `to`, its width and height.
@@ -39,36 +32,9 @@ pub(super) fn resized(
 ) -> Vec<u8> {
     let columns = taps(area.width, to[0], at[0]..at[0] + side);
     let rows = taps(area.height, to[1], at[1]..at[1] + side);
-    let first = rows.iter().map(|row| row.first).min().unwrap_or(0);
-    let end = rows.iter().map(|row| row.first + row.weights.len()).max();
-    let mut narrow = Vec::with_capacity(3 * side * (end.unwrap_or(0) - first));
-    for y in first..end.unwrap_or(0) {
-        let start = 3 * ((area.y + y) * image.width + area.x);
-        let row = &image.rgb[start..start + 3 * area.width];
-        for tap in &columns {
-            let pixels = row[3 * tap.first..].as_chunks::<3>().0;
-            narrow.extend(sum(tap, pixels.iter()));
-        }
-    }
-    let mut square = Vec::with_capacity(3 * side * side);
-    for tap in &rows {
-        let pixels = narrow[3 * side * (tap.first - first)..].as_chunks::<3>().0;
-        for x in 0..side {
-            square.extend(sum(tap, pixels[x..].iter().step_by(side)));
-        }
-    }
-    square
-}
-
-/// The weighted sum of pixels.
-fn sum<'a>(tap: &Tap, pixels: impl Iterator<Item = &'a [u8; 3]>) -> [u8; 3] {
-    let mut sums = [1 << (BITS - 1); 3];
-    for (weight, pixel) in tap.weights.iter().zip(pixels) {
-        for (sum, byte) in sums.iter_mut().zip(pixel) {
-            *sum += weight * i32::from(*byte);
-        }
-    }
-    sums.map(|sum| (sum >> BITS).clamp(0, 255) as u8)
+    let start = 3 * (area.y * image.width + area.x);
+    let kernels = Kernels::of_process().unwrap_or_else(|error| panic!("PACELINE_ISA: {error}"));
+    kernels.resample(&image.rgb[start..], 3 * image.width, &columns, &rows)
 }
 
 /// The taps of some output pixels of an axis.
@@ -86,7 +52,7 @@ fn taps(from: usize, to: usize, wanted: Range<usize>) -> Vec<Tap> {
         };
         let weights: Vec<f64> = (first..end).map(triangle).collect();
         let total: f64 = weights.iter().sum();
-        let fixed = |weight: f64| (weight / total * f64::from(1 << BITS) + 0.5) as i32;
+        let fixed = |weight: f64| (weight / total * f64::from(1 << WEIGHT_BITS) + 0.5) as i32;
         Tap {
             first,
             weights: weights.into_iter().map(fixed).collect(),
