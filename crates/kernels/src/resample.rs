@@ -181,15 +181,12 @@ mod tests {
     #[test]
     fn nothing_is_resampled_to_nothing() {
         let kernels = Kernels::with(Isa::Portable).expect("always there");
-        let tap = Tap {
+        let one = [Tap {
             first: 0,
             weights: vec![1 << WEIGHT_BITS],
-        };
-        assert_eq!(kernels.resample(&[1, 2, 3], 3, &[], &[tap.clone()]), []);
-        assert_eq!(kernels.resample(&[1, 2, 3], 3, &[tap.clone()], &[]), []);
-        assert_eq!(
-            kernels.resample(&[1, 2, 3], 3, &[tap.clone()], &[tap]),
-            [1, 2, 3]
-        );
+        }];
+        assert_eq!(kernels.resample(&[1, 2, 3], 3, &[], &one), []);
+        assert_eq!(kernels.resample(&[1, 2, 3], 3, &one, &[]), []);
+        assert_eq!(kernels.resample(&[1, 2, 3], 3, &one, &one), [1, 2, 3]);
     }
 }
