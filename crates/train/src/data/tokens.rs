@@ -1,17 +1,15 @@
 //! The tokens of a text: in memory up to a limit, and beyond it in a temporary file.
 
-use std::fs::File;
-use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
-use super::{DataProblem, temporary};
+use super::DataProblem;
+use super::temporary::Spill;
 
 /// Bytes of tokens that are held in memory.
 const MEMORY_BYTES: usize = 128 << 20;
 
-/// Bytes that are written at once.
-const CHUNK: usize = 1 << 20;
+/// What to do if there is no room for more of them.
+const NO_ROOM: &str = "set TMPDIR to a folder with 2 bytes for each token and each rank, or 4 for more than 65,536 kinds";
 
 /// Maximum number of tokens. The order of sequences is in memory.
 const TOKENS_MAX: u64 = 1 << 36;
@@ -20,12 +18,7 @@ const TOKENS_MAX: u64 = 1 << 36;
 #[derive(Debug)]
 pub(crate) struct Tokens {
     bytes_each: usize,
-    len: usize,
-    /// The last ones, which are not in the file.
-    memory: Vec<u8>,
-    memory_max: usize,
-    file: Option<File>,
-    in_file: usize,
+    bytes: Spill,
 }
 
 impl Tokens {
@@ -37,70 +30,36 @@ impl Tokens {
     fn with_memory(vocabulary: usize, memory_max: usize) -> Self {
         Self {
             bytes_each: if vocabulary <= 1 << 16 { 2 } else { 4 },
-            len: 0,
-            memory: Vec::new(),
-            memory_max,
-            file: None,
-            in_file: 0,
+            bytes: Spill::new(memory_max, NO_ROOM),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.bytes.len() / self.bytes_each
     }
 
     /// Adds tokens.
     ///
     /// *Errors*: too many; the temporary file cannot be written.
     pub(crate) fn push(&mut self, tokens: &[u32]) -> Result<(), DataProblem> {
-        self.len += tokens.len();
-        if self.len as u64 > TOKENS_MAX {
-            return Err(DataProblem::too_large(
-                "tokens",
-                self.len as u64,
-                TOKENS_MAX,
-            ));
+        let len = (self.len() + tokens.len()) as u64;
+        if len > TOKENS_MAX {
+            return Err(DataProblem::too_large("tokens", len, TOKENS_MAX));
         }
+        let mut bytes = Vec::with_capacity(tokens.len() * self.bytes_each);
         for token in tokens {
-            let bytes = token.to_le_bytes();
-            self.memory.extend(&bytes[..self.bytes_each]);
+            bytes.extend(&token.to_le_bytes()[..self.bytes_each]);
         }
-        if self.memory.len() > self.memory_max {
-            self.write().map_err(|error| {
-                let hint = "set TMPDIR to a folder with 2 bytes for each token and each rank, or 4 for more than 65,536 kinds";
-                temporary::unwritable(&error, hint)
-            })?;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(temporary::file()?),
-        };
-        file.write_all(&self.memory)?;
-        self.in_file += self.memory.len();
-        self.memory_max = self.memory_max.min(CHUNK);
-        self.memory = Vec::new();
-        Ok(())
+        self.bytes.push(&bytes)
     }
 
     /// The tokens at these places, which must be there.
     ///
     /// *Errors*: the temporary file cannot be read.
     pub(crate) fn read(&self, places: Range<usize>) -> Result<Vec<u32>, DataProblem> {
-        let [start, end] = [places.start, places.end].map(|place| place * self.bytes_each);
-        let mut bytes = vec![0; end - start];
-        let in_file = self.in_file.clamp(start, end) - start;
-        let (first, last) = bytes.split_at_mut(in_file);
-        if let Some(file) = self.file.as_ref().filter(|_| !first.is_empty()) {
-            let read = file.read_exact_at(first, start as u64);
-            read.map_err(|error| temporary::unreadable(&error))?;
-        }
-        let from = (start + in_file) - self.in_file.min(start + in_file);
-        last.copy_from_slice(&self.memory[from..][..last.len()]);
-        let tokens = bytes.chunks_exact(self.bytes_each).map(|bytes| {
+        let each = self.bytes_each;
+        let bytes = self.bytes.read(places.start * each, places.len() * each)?;
+        let tokens = bytes.chunks_exact(each).map(|bytes| {
             let mut whole = [0; 4];
             whole[..bytes.len()].copy_from_slice(bytes);
             u32::from_le_bytes(whole)
@@ -122,7 +81,7 @@ mod tests {
                 all.chunks(7)
                     .for_each(|some| tokens.push(some).expect("written"));
                 assert_eq!(tokens.len(), 100);
-                assert_eq!(tokens.file.is_some(), memory_max < 200, "{memory_max}");
+                assert_eq!(tokens.bytes.has_file(), memory_max < 200, "{memory_max}");
                 for start in 0..100 {
                     for end in start..=100 {
                         let read = tokens.read(start..end).expect("read");

@@ -1,13 +1,12 @@
-//! The rows of a table: in memory up to a limit, and beyond it in a temporary file, as Python's `SpooledTemporaryFile` has it.
+//! The rows of a table, in memory or in a temporary file.
 
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use crate::data::DataProblem;
+use crate::data::temporary::Spill;
 
-use crate::data::{DataProblem, temporary};
+const CELL_BYTES: usize = size_of::<f64>();
 
-/// Cells that are written at once.
-const CHUNK: usize = 1 << 16;
+/// What to do if there is no room for more cells.
+const NO_ROOM: &str = "set TMPDIR to a folder with 8 bytes for each cell of the table and each rank; leave columns out with --drop-columns";
 
 /// Rows of cells, each a number.
 #[derive(Debug)]
@@ -15,12 +14,7 @@ pub(super) struct Spool {
     /// Rows of one width; later ones are wider if JSON lines have new keys.
     parts: Vec<Part>,
     rows: usize,
-    /// The last cells, which are not in the file.
-    memory: Vec<f64>,
-    memory_max: usize,
-    /// The cells before them.
-    file: Option<File>,
-    in_file: usize,
+    cells: Spill,
 }
 
 /// Where rows of one width begin.
@@ -37,10 +31,7 @@ impl Spool {
         Self {
             parts: Vec::new(),
             rows: 0,
-            memory: Vec::new(),
-            memory_max: bytes_max / size_of::<f64>(),
-            file: None,
-            in_file: 0,
+            cells: Spill::new(bytes_max, NO_ROOM),
         }
     }
 
@@ -52,12 +43,6 @@ impl Spool {
     ///
     /// *Errors*: the temporary file cannot be written.
     pub(super) fn push(&mut self, cells: &[f64]) -> Result<(), DataProblem> {
-        if self.memory.len() + cells.len() > self.memory_max {
-            self.write().map_err(|error| {
-                let hint = "set TMPDIR to a folder with 8 bytes for each cell of the table and each rank; leave columns out with --drop-columns";
-                temporary::unwritable(&error, hint)
-            })?;
-        }
         if self
             .parts
             .last()
@@ -65,27 +50,13 @@ impl Spool {
         {
             self.parts.push(Part {
                 row: self.rows,
-                cell: self.in_file + self.memory.len(),
+                cell: self.cells.len() / CELL_BYTES,
                 width: cells.len(),
             });
         }
-        self.memory.extend(cells);
+        let bytes: Vec<[u8; CELL_BYTES]> = cells.iter().map(|cell| cell.to_le_bytes()).collect();
+        self.cells.push(bytes.as_flattened())?;
         self.rows += 1;
-        Ok(())
-    }
-
-    fn write(&mut self) -> io::Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(temporary::file()?),
-        };
-        for cells in self.memory.chunks(CHUNK) {
-            let bytes: Vec<u8> = cells.iter().flat_map(|cell| cell.to_le_bytes()).collect();
-            file.write_all(&bytes)?;
-        }
-        self.in_file += self.memory.len();
-        self.memory_max = self.memory_max.min(CHUNK);
-        self.memory = Vec::with_capacity(self.memory_max);
         Ok(())
     }
 
@@ -96,17 +67,10 @@ impl Spool {
         let after = self.parts.partition_point(|part| part.row <= row);
         let part = &self.parts[after - 1];
         let at = part.cell + (row - part.row) * part.width;
+        let bytes = self.cells.read(at * CELL_BYTES, part.width * CELL_BYTES)?;
         cells.clear();
-        match (&self.file, at.checked_sub(self.in_file)) {
-            (Some(file), None) => {
-                let mut bytes = vec![0; part.width * size_of::<f64>()];
-                let read = file.read_exact_at(&mut bytes, (at * size_of::<f64>()) as u64);
-                read.map_err(|error| temporary::unreadable(&error))?;
-                let (all, _) = bytes.as_chunks::<8>();
-                cells.extend(all.iter().map(|bytes| f64::from_le_bytes(*bytes)));
-            }
-            (_, at) => cells.extend(&self.memory[at.unwrap_or(0)..][..part.width]),
-        }
+        let (all, _) = bytes.as_chunks();
+        cells.extend(all.iter().map(|bytes| f64::from_le_bytes(*bytes)));
         let width = self.parts.last().map_or(0, |part| part.width);
         cells.resize(width, f64::NAN);
         Ok(())
@@ -129,7 +93,10 @@ mod tests {
                     .collect()
             };
             (0..20).for_each(|index| spool.push(&row(index)).expect("written"));
-            assert_eq!((spool.len(), spool.file.is_some()), (20, bytes_max < 1000));
+            assert_eq!(
+                (spool.len(), spool.cells.has_file()),
+                (20, bytes_max < 1000)
+            );
             let mut cells = Vec::new();
             for index in (0..20).rev() {
                 spool.read(index, &mut cells).expect("read");
