@@ -21,6 +21,9 @@ use differences::DIFFERENCES;
 use scenarios::{Ranks, SCENARIOS, Vars, recorded_path, run};
 use serde::{Deserialize, Serialize};
 
+/// Set, torchrun is recorded before it is compared.
+const RECORD: &str = "PACELINE_TEST_RECORD";
+
 /// What torchrun gives its ranks.
 #[derive(Serialize, Deserialize)]
 struct Recorded {
@@ -137,6 +140,9 @@ fn torchrun_still_gives_its_ranks_what_was_recorded() {
     let Some(python) = paceline_testing::python_with(support::TORCHRUN) else {
         return;
     };
+    if std::env::var_os(RECORD).is_some() {
+        record(&python);
+    }
     let recorded = recorded();
     for scenario in SCENARIOS {
         let mut theirs = run(scenario, Some(&python));
@@ -155,19 +161,17 @@ fn forget_agents(ranks: &mut Ranks) {
     }
 }
 
-#[test]
-#[ignore = "records anew what torchrun gives its ranks"]
-fn record_what_torchrun_gives_its_ranks() {
-    let python = paceline_testing::python_with(support::TORCHRUN).expect("PyTorch to record");
-    let version = Command::new(&python)
+/// Records anew what torchrun gives its ranks.
+fn record(python: &str) {
+    let version = Command::new(python)
         .args(["-c", "import torch; print(torch.__version__)"])
         .output()
         .expect("python runs");
     let scenarios = SCENARIOS
         .iter()
-        .map(|scenario| (scenario.name.to_owned(), run(scenario, Some(&python))));
+        .map(|scenario| (scenario.name.to_owned(), run(scenario, Some(python))));
     let recorded = Recorded {
-        how: "cargo test -p paceline-cli --test contract -- --ignored record".to_owned(),
+        how: format!("{RECORD}=1 cargo test -p paceline-cli --test contract torchrun_still"),
         torch: String::from_utf8_lossy(&version.stdout).trim().to_owned(),
         scenarios: scenarios.collect(),
     };
