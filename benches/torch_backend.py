@@ -100,6 +100,23 @@ def measure(backend, rank, world, port, only):
     dist.destroy_process_group()
 
 
+def arguments(doc, out):
+    """What all scripts that run the package of this checkout with some PyTorch can be told."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=os.environ.get("PACELINE_BENCH_PYTHON", sys.executable))
+    parser.add_argument("--library", type=Path, default=TARGET / "release/libpaceline_python.so")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--table", action="store_true")
+    return parser
+
+
+def measurements(options):
+    """Where measurements go. The library must be there."""
+    if not options.library.is_file():
+        sys.exit(f"there is no library {options.library}; build it with `cargo build --release -p paceline-python`")
+    return Results(options.out, options.library)
+
+
 def package(folder, library):
     """The package of this checkout with a library beside it."""
     (folder / "paceline").mkdir()
@@ -139,28 +156,22 @@ def table(lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, OUT)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--only", default="")
-    parser.add_argument("--python", default=os.environ.get("PACELINE_BENCH_PYTHON", sys.executable))
-    parser.add_argument("--library", type=Path, default=TARGET / "release/libpaceline_python.so")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
         return table(newest(options.out))
-    if not options.library.is_file():
-        parser.error(f"there is no library {options.library}")
-    results = Results(options.out, options.library)
+    lines = measurements(options)
     with tempfile.TemporaryDirectory() as folder:
         package(Path(folder), options.library.resolve())
         for number in range(options.rounds):
             for world in map(int, options.ranks.split(",")):
                 for backend in BACKENDS[:: 1 if number % 2 else -1]:
                     for time_of in round_of(backend, world, options, folder):
-                        results.add(record="time", round=number, ranks=world, backend=backend, **time_of)
-    table(results.end())
+                        lines.add(record="time", round=number, ranks=world, backend=backend, **time_of)
+    table(lines.end())
 
 
 if __name__ == "__main__":

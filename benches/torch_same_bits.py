@@ -22,8 +22,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
-from results import ROOT, Results, cell, newest, path
-from torch_backend import TARGET, package
+from results import ROOT, cell, newest, path
+from torch_backend import arguments, measurements, package
 
 OUT = path("torch_same_bits.jsonl")
 BATCH = 48  # which every number of ranks divides
@@ -155,15 +155,11 @@ def tables(lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, OUT)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--worlds", default="1,2,3,4,8")
     parser.add_argument("--only", default="")
-    parser.add_argument("--python", default=os.environ.get("PACELINE_BENCH_PYTHON", sys.executable))
-    parser.add_argument("--library", type=Path, default=TARGET / "release/libpaceline_python.so")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.quick else 11)
@@ -171,19 +167,17 @@ def main():
         return measure(options)
     if options.table:
         return tables(newest(options.out))
-    if not options.library.is_file():
-        parser.error(f"there is no library {options.library}")
-    results = Results(options.out, options.library)
+    lines = measurements(options)
     with tempfile.TemporaryDirectory() as folder:
         package(Path(folder), options.library.resolve())
         env = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'benches'}", "OMP_NUM_THREADS": "1"}
         command = [options.python, __file__, "--measure", "--rounds", str(options.rounds), "--worlds", options.worlds, "--only", options.only]
         with subprocess.Popen([*command, *["--quick"] * options.quick], env=env, stdout=subprocess.PIPE, text=True) as ranks:
             for line in ranks.stdout:
-                results.add(**json.loads(line))
+                lines.add(**json.loads(line))
     if ranks.returncode:
         sys.exit("the ranks failed")
-    tables(results.end())
+    tables(lines.end())
 
 
 if __name__ == "__main__":

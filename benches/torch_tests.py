@@ -9,7 +9,6 @@ The tests are `torch.testing._internal.distributed.distributed_test` of the inst
 Build first: `cargo build --release -p paceline-python`. CARGO_TARGET_DIR is heeded.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -23,8 +22,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from results import Results, newest, path
-from torch_backend import TARGET, package
+from results import newest, path
+from torch_backend import arguments, measurements, package
 
 OUT = path("torch_tests.jsonl")
 BACKENDS = ("gloo", "paceline")
@@ -162,33 +161,27 @@ def table(lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, OUT)
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--only", default="")
     parser.add_argument("--limit", type=int, default=60, help="seconds for each test")
-    parser.add_argument("--python", default=os.environ.get("PACELINE_BENCH_PYTHON", sys.executable))
-    parser.add_argument("--library", type=Path, default=TARGET / "release/libpaceline_python.so")
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
         sys.exit(not table(newest(options.out)))
-    if not options.library.is_file():
-        parser.error(f"there is no library {options.library}")
-    results = Results(options.out, options.library)
+    lines = measurements(options)
     version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True)
-    results.add(record="torch", version=version.stdout.strip())
+    lines.add(record="torch", version=version.stdout.strip())
     with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("w", prefix="torch_tests", suffix=".log", delete=False) as options.log:
         package(Path(folder), options.library.resolve())
         for world in map(int, options.ranks.split(",")):
             # Most of a test is waiting, so both backends run at a time.
             def all_tests(backend, world=world, folder=folder):
                 for test in run(backend, world, options, folder):
-                    results.add(record="test", ranks=world, backend=backend, **test)
+                    lines.add(record="test", ranks=world, backend=backend, **test)
 
             with ThreadPoolExecutor() as pool:
                 list(pool.map(all_tests, BACKENDS))
-    sys.exit(not table(results.end()))
+    sys.exit(not table(lines.end()))
 
 
 if __name__ == "__main__":

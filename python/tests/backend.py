@@ -6,7 +6,6 @@ it if PACELINE_TEST_PYTHON is a Python with torch.
 
 import faulthandler
 import gc
-import multiprocessing
 import os
 import signal
 import socket
@@ -14,17 +13,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from datetime import timedelta
 
 import torch
 import torch._dynamo  # once, before the ranks are forked
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from forked import FORK, free_port, run_named
 from torch.nn.parallel import DistributedDataParallel
 
 CASES = []
-FORK = multiprocessing.get_context("fork")
 TIMEOUT = timedelta(seconds=30)
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
@@ -37,12 +35,6 @@ def case(*worlds, killed=(), failed=()):
         return function
 
     return add
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def rank_main(function, rank, world, port):
@@ -559,23 +551,10 @@ dist.all_reduce(torch.ones(1))
 
 
 def main():
-    wanted = sys.argv[1:]
     alone = [an_exit_with_work_on_its_way_is_clean, an_exception_at_the_end_of_a_program_reaches_the_others]
     tests = [(f"{function.__name__} ({world} ranks)", lambda c=c: run(*c)) for c in CASES for function, world in [c[:2]]]
     tests += [(function.__name__, function) for function in alone]
-    failures = 0
-    for name, test in tests:
-        if wanted and not any(word in name for word in wanted):
-            continue
-        started = time.monotonic()
-        try:
-            test()
-            outcome = "ok"
-        except Exception:
-            traceback.print_exc()
-            outcome, failures = "FAILED", failures + 1
-        print(f"{name} ... {outcome} ({time.monotonic() - started:.1f} s)", flush=True)
-    sys.exit(min(failures, 1))
+    run_named(tests)
 
 
 if __name__ == "__main__":

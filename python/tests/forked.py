@@ -1,4 +1,4 @@
-"""Ranks as forked processes, and cases one after another, for `same_bits.py`, `samples.py` and `benches/torch_same_bits.py`."""
+"""Ranks as forked processes, and cases one after another, for the other files here and `benches/torch_same_bits.py`."""
 
 import faulthandler
 import multiprocessing
@@ -14,11 +14,15 @@ import torch.distributed as dist
 FORK = multiprocessing.get_context("fork")
 
 
-def ranks(world, function, *args, backend="paceline", limit_s=600):
-    """What a function returns on each of so many ranks; without a group if it is one."""
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def ranks(world, function, *args, backend="paceline", limit_s=600):
+    """What a function returns on each of so many ranks; without a group if it is one."""
+    port = free_port()
     results = FORK.SimpleQueue()
 
     def run(rank):
@@ -51,11 +55,16 @@ def raises(kind, call, *words):
 
 
 def main(*tests):
-    """Runs the cases whose names are asked for, and says how each ended."""
-    wanted, failures = sys.argv[1:], 0
+    """Runs the functions whose names are asked for, and says how each ended."""
     torch.set_num_threads(1)
-    for test in tests:
-        if wanted and not any(word in test.__name__ for word in wanted):
+    run_named([(test.__name__, test) for test in tests])
+
+
+def run_named(tests):
+    """The same of names and functions."""
+    wanted, failures = sys.argv[1:], 0
+    for name, test in tests:
+        if wanted and not any(word in name for word in wanted):
             continue
         started = time.monotonic()
         try:
@@ -64,5 +73,5 @@ def main(*tests):
         except Exception:
             traceback.print_exc()
             outcome, failures = "FAILED", failures + 1
-        print(f"{test.__name__} ... {outcome} ({time.monotonic() - started:.1f} s)", flush=True)
+        print(f"{name} ... {outcome} ({time.monotonic() - started:.1f} s)", flush=True)
     sys.exit(min(failures, 1))
