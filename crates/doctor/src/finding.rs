@@ -177,7 +177,7 @@ pub(crate) fn size(bytes: u64) -> String {
 /// Text from a file or a peer, without what a terminal would obey, and of bounded length.
 pub(crate) fn plain(text: &str) -> String {
     const CHARS_MAX: usize = 500;
-    paceline_gpu::host::plain(text, CHARS_MAX)
+    paceline_words::plain(text, CHARS_MAX)
 }
 
 #[cfg(test)]

@@ -132,12 +132,6 @@ pub fn kib(table: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Text from outside without what a terminal would obey, and of at most so many characters.
-pub fn plain(text: &str, chars_max: usize) -> String {
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(chars_max).map(harmless).collect()
-}
-
 /// A recorded machine for tests.
 #[cfg(feature = "recorded")]
 #[path = "host/tests/recorded.rs"]

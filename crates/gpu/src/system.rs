@@ -18,8 +18,9 @@ mod xids;
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::snapshot::{Gap, OtherDevice, Reading, System};
+use paceline_words::plain;
 
 /// Files of one line; sysfs never gives more than a page.
 const LINE_BYTES_MAX: u64 = 4096;

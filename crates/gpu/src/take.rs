@@ -2,11 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::nvml;
 use crate::places::Places;
 use crate::snapshot::{Device, Driver, Reading, Snapshot, VERSION};
 use crate::system::{self, holders};
+use paceline_words::plain;
 
 /// Longest name of a machine; Linux knows 64 bytes.
 const HOST_CHARS_MAX: usize = 64;

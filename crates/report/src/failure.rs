@@ -4,13 +4,13 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
 
-use paceline_words::{Lang, say};
+use paceline_words::{Lang, plain, say};
 use serde::Deserialize;
 
 use crate::tail::METRICS;
 
 /// Where a launcher writes about a failure, in the run directory.
-const ERROR: &str = "logs/error.json";
+pub const FAILURE: &str = "logs/error.json";
 
 /// Most bytes of such a file.
 const BYTES_MAX: u64 = 1 << 20;
@@ -45,7 +45,7 @@ impl JobFailure {
     /// The failure of the last start of a run; not one of an earlier start, since when metrics were written.
     #[must_use]
     pub fn read(folder: &Path) -> Option<Self> {
-        let file = File::open(folder.join(ERROR)).ok()?;
+        let file = File::open(folder.join(FAILURE)).ok()?;
         let written = |file: io::Result<Metadata>| file.and_then(|file| file.modified()).ok();
         // A job that fails before its first step leaves no metrics.
         if written(file.metadata()) < written(fs::metadata(folder.join(METRICS))) {
@@ -54,16 +54,17 @@ impl JobFailure {
         let mut text = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut text).ok()?;
         let told: Self = serde_json::from_slice(&text).ok()?;
-        let plain = |text: Option<String>| text.map(|text| plain(&text));
+        let plain = |text: &str| plain(text, TEXT_MAX);
+        let known = |text: Option<String>| text.as_deref().map(plain);
         // Advice may follow, which is in `hint` too.
-        let first = |text: &str| self::plain(text.lines().next().unwrap_or_default());
+        let first = |text: &str| plain(text.lines().next().unwrap_or_default());
         Some(Self {
             cause: first(&told.cause),
-            host: plain(told.host),
+            host: known(told.host),
             error: told.error.as_deref().map(first),
-            hint: plain(told.hint),
-            log: plain(told.log),
-            signal_name: plain(told.signal_name),
+            hint: known(told.hint),
+            log: known(told.log),
+            signal_name: known(told.signal_name),
             ..told
         })
     }
@@ -112,12 +113,6 @@ impl JobFailure {
     }
 }
 
-/// Without what a terminal would obey.
-fn plain(text: &str) -> String {
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().take(TEXT_MAX).map(harmless).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, SystemTime};
@@ -163,7 +158,7 @@ mod tests {
         let read = || JobFailure::read(folder.path());
         fs::write(path(METRICS), "").expect("written");
         assert_eq!(read(), None);
-        fs::write(path(ERROR), "{\"cause\":\"a\\u001b[2Jb\"}").expect("written");
+        fs::write(path(FAILURE), "{\"cause\":\"a\\u001b[2Jb\"}").expect("written");
         let at = |name: &str, seconds| {
             let file = File::options()
                 .write(true)
@@ -173,11 +168,11 @@ mod tests {
             file.set_modified(at).expect("a time");
         };
         at(METRICS, 10);
-        at(ERROR, 20);
+        at(FAILURE, 20);
         assert_eq!(read().expect("a failure").cause, "a [2Jb");
         at(METRICS, 30);
         assert_eq!(read(), None, "since then metrics were written");
-        fs::write(path(ERROR), "{").expect("written");
+        fs::write(path(FAILURE), "{").expect("written");
         assert_eq!(read(), None);
     }
 }

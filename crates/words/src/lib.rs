@@ -9,7 +9,7 @@ mod phrases;
 use std::fmt;
 
 pub use lang::Lang;
-pub use phrases::{count, counted, joined, shortened, span};
+pub use phrases::{count, counted, joined, plain, shortened, span};
 
 /// A word or sentence in English and Korean; `{}` in it is for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Counts, lists and ranges within sentences.
+//! Counts, lists, ranges and foreign text within sentences.
 
 use std::fmt::Display;
 
@@ -50,6 +50,13 @@ pub fn span(first: impl Display, last: impl Display, lang: Lang) -> String {
         Lang::En => format!("{first} to {last}"),
         Lang::Ko => format!("{first}~{last}"),
     }
+}
+
+/// Text from outside without what a terminal would obey, and of at most so many characters.
+#[must_use]
+pub fn plain(text: &str, chars_max: usize) -> String {
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(chars_max).map(harmless).collect()
 }
 
 #[cfg(test)]

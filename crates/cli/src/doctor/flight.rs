@@ -7,7 +7,6 @@ use paceline_doctor::flight::{
     Diagnosis, FlightReport, Folder, Lag, RankReport, Skipped, diagnose, read_folder,
 };
 use paceline_gpu::columns::with_numbers;
-use paceline_gpu::host;
 use paceline_words::{Lang, say};
 use serde::Serialize;
 
@@ -225,7 +224,7 @@ fn no_records(dir: &Path, skipped: &[Skipped], lang: Lang) -> Failure {
 
 /// Text of a record, without what a terminal would obey.
 fn plain(text: &str) -> String {
-    host::plain(text, usize::MAX)
+    paceline_words::plain(text, usize::MAX)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::{mem, ptr};
 use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try, nvml_try_count};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as c;
+use paceline_words::plain;
 
 use crate::snapshot::{DEVICES_MAX, Gap};
 
@@ -111,9 +112,7 @@ fn text(
 fn printable(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]);
-    let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    let text: String = text.chars().map(harmless).collect();
-    text.trim().to_owned()
+    plain(&text, usize::MAX).trim().to_owned()
 }
 
 /// Version of the driver.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::host::plain;
+use paceline_words::plain;
 
 /// A value as it was read, or why it is missing. As JSON the value itself, or `{"missing": why}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,8 @@
 //! Containers and virtual machines around this process, as far as they show.
 
 use super::{CHARS_MAX, line, text};
-use crate::host::{Host, plain};
+use crate::host::Host;
+use paceline_words::plain;
 
 /// Files of control groups, and the first processor in `/proc/cpuinfo`.
 const BYTES_MAX: u64 = 16 << 10;

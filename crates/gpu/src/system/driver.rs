@@ -1,8 +1,9 @@
 //! NVIDIA's kernel modules: their settings, the one for network cards, and the manager of NVSwitches.
 
 use super::{CHARS_MAX, text, try_line};
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::snapshot::Gap;
+use paceline_words::plain;
 
 const PARAMETERS_BYTES_MAX: u64 = 64 << 10;
 const PARAMETERS_MAX: usize = 128;

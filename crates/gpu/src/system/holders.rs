@@ -4,9 +4,10 @@ use std::io;
 
 use super::driver::is_in_container;
 use super::{CHARS_MAX, line, text};
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::process::{Environ, Stat};
 use crate::snapshot::{Gap, Holder, Reading};
+use paceline_words::plain;
 
 /// Descriptors that are looked at for one of the device.
 const DESCRIPTORS_MAX: usize = 65_536;

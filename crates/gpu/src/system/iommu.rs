@@ -1,8 +1,9 @@
 //! The unit that translates addresses of devices: whether it works, and how it treats GPUs.
 
 use super::{CHARS_MAX, line, text};
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::snapshot::{Gap, Iommu, PciDevice, PciKind};
+use paceline_words::plain;
 
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 const COMMAND_LINE_BYTES_MAX: u64 = 64 << 10;

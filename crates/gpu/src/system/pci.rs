@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use super::{CHARS_MAX, LINE_BYTES_MAX, numa, numa_node, text, try_line};
 pub(super) use crate::bus::NVIDIA;
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::snapshot::{Gap, PciDevice, PciKind, PcieLink, Reading};
+use paceline_words::plain;
 
 const FOLDER: &str = "/sys/bus/pci/devices";
 /// Machines with hundreds of virtual functions have thousands.

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{CHARS_MAX, text};
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::process::Environ;
+use paceline_words::plain;
 
 const NAMES: [&str; 5] = [
     "CUDA_DEVICE_ORDER",

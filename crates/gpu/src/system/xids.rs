@@ -8,8 +8,9 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::{CHARS_MAX, gap, line};
-use crate::host::{Host, plain};
+use crate::host::Host;
 use crate::snapshot::{Gap, Xid};
+use paceline_words::plain;
 
 /// A process that fails over and over fills the log; the newest are kept.
 const XIDS_MAX: usize = 128;

@@ -1,7 +1,7 @@
 //! How text is laid out: columns, ranges of numbers, and words from outside.
 
-use crate::host::plain;
 use crate::words::runs;
+use paceline_words::plain;
 
 /// Longest word from outside that is shown, in characters.
 const CHARS_MAX: usize = 100;

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use paceline_gpu::host::plain;
 use paceline_rendezvous::page::Phase;
 use paceline_words::Lang;
+use paceline_words::plain;
 use ratatui::text::{Line, Span};
 
 use super::super::live::Job;

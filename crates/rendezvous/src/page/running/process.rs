@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use paceline_words::plain;
+
 use crate::env::{WORLD_MAX, names};
 use crate::process::Stat;
 
@@ -115,9 +117,7 @@ fn harmless(bytes: &[u8]) -> String {
     // Four bytes are the longest character.
     let bytes = &bytes[..bytes.len().min(4 * CHARS_MAX)];
     let text = String::from_utf8_lossy(bytes);
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
-    let text: String = text.chars().take(CHARS_MAX).map(plain).collect();
-    text.trim().to_owned()
+    plain(&text, CHARS_MAX).trim().to_owned()
 }
 
 fn bounded(path: &Path) -> Option<Vec<u8>> {
