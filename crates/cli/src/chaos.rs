@@ -156,7 +156,7 @@ fn show_errors(file: &Path) {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     for line in &lines[lines.len().saturating_sub(LINES_SHOWN)..] {
-        tell(format_args!("  {line}\n"));
+        tell(format_args!("  {line}"));
     }
     if !lines.is_empty() {
         hint(&format!("all of the program's errors: {}", file.display()));

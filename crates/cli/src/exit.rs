@@ -172,9 +172,9 @@ pub fn hint_in(lang: Lang, message: &str) {
     say(HINT.of(lang), AnsiColor::Cyan, message);
 }
 
-/// Prints text of whole lines on stderr, for people.
-pub fn tell(text: impl fmt::Display) {
-    let _ = write!(anstream::stderr().lock(), "{text}");
+/// Prints a line on stderr, for people.
+pub fn tell(line: impl fmt::Display) {
+    let _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
 /// A closed stderr takes no message; the program goes on.

@@ -51,7 +51,7 @@ pub fn run(mut job: Job, usage: &UsageArgs) -> Result<Exit, Failure> {
     }
     // Before the failure, which is what people look for at the end.
     if let Some(summary) = usage.and_then(Usage::finish) {
-        tell(summary);
+        tell(summary.trim_end());
     }
     let exit = report(&outcome, lang);
     if let Some(dir) = flight_dir.filter(|_| outcome.failure.is_some()) {

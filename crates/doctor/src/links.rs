@@ -175,9 +175,7 @@ fn judge_broken(
         "NCCL believes the driver: the first collective hangs, or a job trains on corrupted numbers",
         "NCCL은 드라이버를 믿습니다. 그래서 첫 집합 통신에서 멈추거나, 깨진 값으로 학습하게 됩니다"
     );
-    notes
-        .sheet(checks::LINKS)
-        .add(Severity::Error, what, why, fix);
+    notes.sheet(checks::LINKS).error(what, why, fix);
 }
 
 /// The way through the host is the last one that there is.
@@ -204,9 +202,7 @@ fn judge_host(report: &LinkReport, notes: &mut Notes) {
          cables and power",
         "커널 로그에서 Xid와 PCIe 오류를 찾으세요(root 권한의 `paceline gpu doctor`에 나옵니다). 카드의 장착 상태, 케이블, 전원도 확인하세요"
     );
-    notes
-        .sheet(checks::LINKS)
-        .add(Severity::Error, what, why, fix);
+    notes.sheet(checks::LINKS).error(what, why, fix);
 }
 
 /// The driver says that it does not work.
@@ -241,17 +237,14 @@ fn judge_unsupported(report: &LinkReport, unsupported: &[&Link], notes: &mut Not
         "nothing has to be set; do not set NCCL_SHM_DISABLE, which takes that way away; train with one process per GPU",
         "설정할 것은 없습니다. NCCL_SHM_DISABLE은 이 경로를 막으므로 설정하지 마세요. GPU마다 프로세스 하나로 학습하세요"
     );
-    notes
-        .sheet(checks::LINKS)
-        .add(Severity::Note, what, why, fix);
+    notes.sheet(checks::LINKS).note(what, why, fix);
 }
 
 /// What goes through the host goes through `/dev/shm`.
 fn judge_shm(report: &LinkReport, around: &Surroundings, notes: &mut Notes) {
     let lang = notes.lang;
     if around.shm_disable.as_deref() == Some("1") {
-        notes.sheet(checks::LINKS).add(
-            Severity::Warning,
+        notes.sheet(checks::LINKS).warning(
             say!(
                 lang,
                 "NCCL_SHM_DISABLE=1 is set, and devices have to go through the host's memory",
@@ -289,9 +282,7 @@ fn judge_shm(report: &LinkReport, around: &Surroundings, notes: &mut Notes) {
         "컨테이너를 `--shm-size=8g`나 `--ipc=host`로 시작하거나 `sudo mount -o remount,size=8G /dev/shm`을 실행하세요. 이전 작업이 남긴 것은 `ls /dev/shm`에 \
          나옵니다"
     );
-    notes
-        .sheet(checks::LINKS)
-        .add(Severity::Warning, what, why, fix);
+    notes.sheet(checks::LINKS).warning(what, why, fix);
 }
 
 /// Data that arrives intact may still take a detour.
@@ -322,9 +313,7 @@ fn judge_slow(report: &LinkReport, notes: &mut Notes) {
              makes steps faster",
             "root 권한의 `paceline gpu doctor`에서 ACS와 IOMMU를 확인하세요. 그때까지는 NCCL_P2P_DISABLE=1이나 NCCL_P2P_LEVEL=PXB로 스텝이 빨라지는지 시험해 보세요"
         );
-        notes
-            .sheet(checks::LINKS)
-            .add(Severity::Warning, what, why, fix);
+        notes.sheet(checks::LINKS).warning(what, why, fix);
     }
 }
 
@@ -350,9 +339,7 @@ fn judge_untried(report: &LinkReport, notes: &mut Notes) {
             "mend the others, then test again",
             "다른 연결을 먼저 고치고 다시 시험하세요"
         );
-        notes
-            .sheet(checks::LINKS)
-            .add(Severity::Note, what, why, fix);
+        notes.sheet(checks::LINKS).note(what, why, fix);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::run::Seen;
 use crate::words;
 
 /// The metric of built-in tasks with classes.
-pub(crate) const ACCURACY: &str = "accuracy";
+pub const ACCURACY: &str = "accuracy";
 
 /// Curves of several runs over the same axes.
 #[derive(Clone, Debug)]

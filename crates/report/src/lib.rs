@@ -19,13 +19,13 @@ mod tail;
 pub mod words;
 
 pub use chart::{Axis, Line, Scale, escaped, number};
-pub use charts::{Chart, charts};
+pub use charts::{ACCURACY, Chart, charts};
 pub use curve::{Curve, Piece};
 pub use error::ReportError;
-pub use failure::JobFailure;
+pub use failure::{FAILURE, JobFailure};
 pub use gantt::Spans;
 pub use incident::Incident;
 pub use page::{RUNS_MAX, document, page, sections, table};
 pub use records::{End, Environment, RankEnd, Start, Straggler};
 pub use run::{Run, Seen, State, runs_below};
-pub use tail::Tail;
+pub use tail::{METRICS, Tail};

@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use crate::error::ReportError;
 
 /// The file that a folder with a run has.
-pub(crate) const METRICS: &str = "metrics.jsonl";
+pub const METRICS: &str = "metrics.jsonl";
 
 /// Longest line that is read: one of the end of a job of many thousand ranks fits.
 pub(crate) const LINE_BYTES_MAX: usize = 16 << 20;

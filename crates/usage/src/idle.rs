@@ -1,4 +1,4 @@
-//! Devices that do nothing: those whose memory is held all the same, and those that nobody has taken.
+//! Idle devices: held ones, whose memory a process has, and unused ones.
 //!
 //! The one rule for both: a report adds up the time in which a device was held and idle, and live views name it once that has
 //! lasted for a while.

@@ -110,7 +110,7 @@ pub(crate) fn check(args: &CheckArgs, lang: Lang, json: bool) -> Result<Exit, Fa
     if options.nodes_max > 1 {
         options.token = Some(shared_token().map_err(job::refused)?);
     }
-    let report = examine(&options, &|notice| tell(format_args!("{notice}\n"))).map_err(refused)?;
+    let report = examine(&options, &|notice| tell(notice)).map_err(refused)?;
     print(|out| report.write(json, out)).map(|_| match report.verdict() {
         Verdict::Sound => Exit::Done,
         Verdict::Fault => Exit::JobFailed,

@@ -52,6 +52,8 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
         sleep(WINDOW);
     }
     let last = first.as_ref().and_then(|_| find());
+    // The failure of a job that has left no metrics.
+    let mut early = None;
     let run = match (subject, &last) {
         (Subject::Pid(pid), None) => {
             let why = match first {
@@ -73,23 +75,26 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
         (Subject::Run(folder), Some(_)) => Run::read(folder).ok(),
         (Subject::Run(folder), None) => match Run::read(folder) {
             Ok(run) => Some(run),
-            Err(_) if JobFailure::read(folder).is_some() => None,
-            Err(error) => return Err(failed(error)),
+            Err(error) => {
+                early = Some(JobFailure::read(folder).ok_or_else(|| failed(error))?);
+                None
+            }
         },
-    };
-    let (folder, failure) = match (&run, subject) {
-        (Some(run), _) => (Some(run.folder()), run.failure.clone()),
-        (None, Subject::Run(folder)) => (Some(folder.as_path()), JobFailure::read(folder)),
-        (None, Subject::Pid(_)) => (None, None),
     };
     let ranks = match (&first, &last) {
         (Some(first), Some(last)) => last.since(first),
         _ => Vec::new(),
     };
     let facts = Facts {
-        folder,
+        folder: match subject {
+            Subject::Run(folder) => Some(folder),
+            Subject::Pid(_) => None,
+        },
         seen: run.as_ref().map(|run| &run.seen),
-        failed: failure.as_ref(),
+        failed: match &run {
+            Some(run) => run.failure.as_ref(),
+            None => early.as_ref(),
+        },
         cores: available_parallelism().map_or(1, usize::from),
         ranks,
         lang,

@@ -25,7 +25,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let completed = scheduler::complete(args, &variable, &Pod::read)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
     if let Some(summary) = &completed.summary {
-        tell(format_args!("{summary}\n"));
+        tell(summary);
     }
     if let Some(advice) = &completed.advice {
         hint(advice);

@@ -39,7 +39,7 @@ impl Kept {
 
     /// The run whose name is the wanted one, as it is now.
     ///
-    /// *Errors*: there is none; it cannot be read.
+    /// *Errors*: no run has that name; its files cannot be read.
     pub(super) fn named(&self, is_wanted: impl Fn(&str) -> bool) -> Result<Shared, ReportError> {
         let found = self
             .folders()

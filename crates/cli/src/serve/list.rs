@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use paceline_report::{Curve, Run, State, escaped, number, table, words};
+use paceline_report::{
+    ACCURACY, Curve, FAILURE, METRICS, Run, State, escaped, number, table, words,
+};
 use paceline_usage::figures::clock;
 use paceline_words::{Lang, Word};
 
@@ -16,8 +18,6 @@ use crate::jobs::Jobs;
 
 /// How long a look may take that reads runs for the first time. The others are read in the next ones.
 const LOOK_TIME_MAX: Duration = Duration::from_millis(500);
-/// The metric that has a place beside the losses.
-const ACCURACY: &str = "accuracy";
 
 /// The list, and what is known of its runs.
 pub(super) struct List {
@@ -43,8 +43,8 @@ struct Stamp {
 
 impl Stamp {
     fn of(run: &Path) -> Option<Self> {
-        let metrics = fs::metadata(run.join("metrics.jsonl")).ok()?;
-        let failed = fs::metadata(run.join("logs/error.json"));
+        let metrics = fs::metadata(run.join(METRICS)).ok()?;
+        let failed = fs::metadata(run.join(FAILURE));
         Some(Self {
             written: metrics.modified().ok()?,
             bytes: metrics.len(),
@@ -110,7 +110,8 @@ impl List {
             words::TOTAL,
             words::WRITTEN,
         ];
-        let summaries = self.summaries(runs);
+        let stamps: Vec<Option<Stamp>> = runs.iter().map(|(_, run)| Stamp::of(run)).collect();
+        let summaries = self.summaries(runs, &stamps);
         let mut jobs = lock(&self.jobs);
         let is_open = |summary: &Option<Summary>| {
             (summary.as_ref()).is_some_and(|summary| summary.state == State::Open)
@@ -118,11 +119,12 @@ impl List {
         if summaries.iter().any(is_open) {
             jobs.look();
         }
-        let row = |((name, folder), summary): (&(String, PathBuf), Option<Summary>)| {
+        let all = runs.iter().zip(summaries).zip(stamps);
+        let row = all.map(|(((name, folder), summary), stamp)| {
             let trains = is_open(&summary) && jobs.of(folder).is_some();
-            self.row(name, folder, summary, trains)
-        };
-        let rows: Vec<Vec<String>> = runs.iter().zip(summaries).map(row).collect();
+            self.row(name, stamp, summary, trains)
+        });
+        let rows: Vec<Vec<String>> = row.collect();
         let mut names = vec![self.word(words::CHOOSE)];
         names.extend(head.map(|word| self.word(word)));
         table(&names, &rows)
@@ -131,7 +133,7 @@ impl List {
     fn row(
         &self,
         name: &str,
-        folder: &Path,
+        stamp: Option<Stamp>,
         summary: Option<Summary>,
         trains: bool,
     ) -> Vec<String> {
@@ -158,17 +160,20 @@ impl List {
             }
             None => row.extend(std::array::from_fn::<String, 5, _>(|_| "…".to_owned())),
         }
-        row.push(self.age(folder).unwrap_or_default());
+        row.push(stamp.map_or(String::new(), |stamp| self.age(stamp)));
         row
     }
 
     /// What is known of each run. Files that have not changed are not read again.
-    fn summaries(&self, runs: &[(String, PathBuf)]) -> Vec<Option<Summary>> {
+    fn summaries(
+        &self,
+        runs: &[(String, PathBuf)],
+        stamps: &[Option<Stamp>],
+    ) -> Vec<Option<Summary>> {
         let began = Instant::now();
         let mut known = lock(&self.known);
         known.retain(|folder, _| runs.iter().any(|(_, there)| there == folder));
-        let mut look = |folder: &PathBuf| {
-            let stamp = Stamp::of(folder)?;
+        let mut look = |folder: &PathBuf, stamp: Stamp| {
             let before = known.get(folder);
             if let Some(before) = before
                 && (before.stamp == stamp || began.elapsed() > LOOK_TIME_MAX)
@@ -188,23 +193,25 @@ impl List {
             known.insert(folder.clone(), now);
             Some(summary)
         };
-        runs.iter().map(|(_, folder)| look(folder)).collect()
+        let all = runs.iter().zip(stamps);
+        all.map(|((_, folder), stamp)| look(folder, (*stamp)?))
+            .collect()
     }
 
     /// How long ago a run has written its metrics, in whole minutes, so that the list does not change each second.
-    fn age(&self, run: &Path) -> Option<String> {
-        let written = Stamp::of(run)?.written;
+    fn age(&self, stamp: Stamp) -> String {
+        let written = stamp.written;
         let age = SystemTime::now()
             .duration_since(written)
             .unwrap_or_default();
         let minutes = age.as_secs() / 60;
         let (days, hours) = (minutes / (24 * 60), minutes / 60);
         let text = |word: Word, count: u64| word.filled(self.lang, &[&count.to_string()]);
-        Some(match (days, hours) {
+        match (days, hours) {
             (0, 0) if minutes == 0 => self.word(words::JUST_NOW).to_owned(),
             (0, 0) => text(words::MINUTES_AGO, minutes),
             (0, _) => text(words::HOURS_AGO, hours),
             _ => text(words::DAYS_AGO, days),
-        })
+        }
     }
 }

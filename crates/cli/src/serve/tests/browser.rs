@@ -1,4 +1,4 @@
-//! The pages as a browser without a screen shows them, scripts and all; skipped where there is none.
+//! The pages and their scripts in a headless browser. Machines without one skip these tests.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};

@@ -1,6 +1,6 @@
 //! A run in a line or two.
 
-use paceline_report::{Curve, Seen, State as RunState, number, words};
+use paceline_report::{ACCURACY, Curve, Seen, State as RunState, number, words};
 use paceline_usage::figures::{clock, thousands};
 use paceline_words::Word;
 use ratatui::text::{Line, Span};
@@ -16,8 +16,6 @@ const ONE_LINE_FROM: usize = 140;
 const BAR_WIDTH: usize = 12;
 /// A name is cut to no less than this for the sake of the bar.
 const NAME_MIN: usize = 10;
-/// The metric that has a place beside the losses.
-const ACCURACY: &str = "accuracy";
 
 impl Frame<'_> {
     /// A run in one line, or in two on a narrow screen: name, state, time left and progress, then the figures for which there is room,
