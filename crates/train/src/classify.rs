@@ -97,7 +97,7 @@ impl TrainTask for Dataset {
 
     fn evaluation_batch(&self) -> usize {
         match &self.values {
-            Values::Memory(_) | Values::Table(_) => EVALUATION_BATCH,
+            Values::Memory(_) | Values::Table(_) | Values::Pixels(_) => EVALUATION_BATCH,
             Values::Images(_) => evaluation_images(&self.schema.features),
         }
     }
@@ -151,7 +151,7 @@ impl TrainTask for Dataset {
     fn files(&self) -> Vec<(&'static str, String)> {
         match &self.values {
             Values::Images(images) => images.file().into_iter().collect(),
-            Values::Memory(_) | Values::Table(_) => Vec::new(),
+            Values::Memory(_) | Values::Table(_) | Values::Pixels(_) => Vec::new(),
         }
     }
 
@@ -205,7 +205,7 @@ impl TrainTask for Dataset {
         let read = |(index, values): (&usize, &mut [f32])| subset.read(*index, epoch, values);
         match (&self.values, epoch) {
             // Nothing else computes during an evaluation.
-            (Values::Images(_) | Values::Table(_), None) => {
+            (Values::Images(_) | Values::Table(_) | Values::Pixels(_), None) => {
                 let samples = indices.par_iter().zip(values.par_chunks_mut(width));
                 samples.map(read).collect::<Result<(), _>>()?;
             }

@@ -9,11 +9,12 @@
 //! 16  n  pixels, a byte each, row by row
 //! ```
 
-use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::error::similar;
 use super::source::Source;
+use super::temporary::{MEMORY_BYTES, Spill};
 use super::{
     DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target, VALUES_MAX,
     Values, name_of, numbered_classes,
@@ -25,19 +26,31 @@ const SIDE_MAX: u32 = 4096;
 
 const INTENSITY_MAX: f32 = 255.0;
 
+/// Bytes of a file that are read at once.
+const CHUNK: u64 = 1 << 20;
+
+/// What to do if there is no room for more pixels.
+const NO_ROOM: &str = "set TMPDIR to a folder with a byte for each pixel and each rank";
+
 /// The images of an MNIST-like folder, scaled to 0..=1. `train-*` is for training, `t10k-*` is held out.
 ///
 /// The files are called `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and
 /// `t10k-labels-idx1-ubyte`; a `.` before `idx` and a final `.gz` are accepted as well.
 ///
-/// *Cost*: 4 bytes a pixel, so 220 MB for MNIST.
+/// *Cost*: 4 bytes a pixel, so 220 MB for MNIST; above 256 MiB a temporary file with a byte for each pixel.
 /// *Errors*: headers are checked before anything is allocated for them; a file that is too short, too long or inconsistent
 /// with the others is refused.
 pub fn load(folder: &Path) -> Result<Dataset, DataError> {
+    load_with(folder, MEMORY_BYTES)
+}
+
+fn load_with(folder: &Path, memory: usize) -> Result<Dataset, DataError> {
     let [train_images, train_labels, held_out_images, held_out_labels] = FILES;
-    let mut images = read_part(folder, [train_images, train_labels])?;
+    let mut pixels = Spill::new(memory, NO_ROOM);
+    let mut images = read_part(folder, [train_images, train_labels], &mut pixels)?;
     let trained = images.labels.len();
-    images.append(read_part(folder, [held_out_images, held_out_labels])?)?;
+    let held_out = read_part(folder, [held_out_images, held_out_labels], &mut pixels)?;
+    images.append(held_out)?;
 
     Ok(Dataset {
         name: name_of(folder),
@@ -47,7 +60,7 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
             scaling: Scaling::DividedBy(INTENSITY_MAX),
             target: Target::Classes(numbered_classes(&images.labels)),
         },
-        values: Values::Memory(scaled(&images.pixels, INTENSITY_MAX)),
+        values: Pixels::new(&images.path, pixels, INTENSITY_MAX).values(memory)?,
         split: Split::first(trained, images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
@@ -62,7 +75,8 @@ pub fn load(folder: &Path) -> Result<Dataset, DataError> {
 /// *Errors*: as [`load`]; images of another size; a label that is not among the schema's classes.
 pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     let [_, _, images, labels] = FILES;
-    let images = read_part(folder, [images, labels])?;
+    let mut pixels = Spill::new(MEMORY_BYTES, NO_ROOM);
+    let images = read_part(folder, [images, labels], &mut pixels)?;
     let of = |problem: DataProblem| problem.of(&images.path);
     let divisor = fitting(images.features(), schema).map_err(of)?;
     let classes = schema.target.classes().len();
@@ -77,7 +91,7 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
     Ok(Dataset {
         name: name_of(folder),
         schema: schema.clone(),
-        values: Values::Memory(scaled(&images.pixels, divisor)),
+        values: Pixels::new(&images.path, pixels, divisor).values(MEMORY_BYTES)?,
         split: Split::all_held_out(images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
@@ -92,7 +106,11 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
 /// *Errors*: as [`load`]; images of another size.
 pub fn images_as(path: &Path, schema: &Schema) -> Result<Vec<f32>, DataError> {
     let read = || {
-        let ([_, height, width], pixels) = read_idx(path, &IMAGES)?;
+        let mut pixels = Vec::new();
+        let [_, height, width] = read_idx(path, &IMAGES, VALUES_MAX, |bytes| {
+            pixels.extend(bytes);
+            Ok(())
+        })?;
         let divisor = fitting(grey(height, width), schema)?;
         Ok(scaled(&pixels, divisor))
     };
@@ -112,10 +130,58 @@ fn fitting(images: Features, schema: &Schema) -> Result<f32, DataProblem> {
 }
 
 fn scaled(pixels: &[u8], divisor: f32) -> Vec<f32> {
-    pixels
-        .iter()
-        .map(|&byte| f32::from(byte) / divisor)
-        .collect()
+    let pixels = pixels.iter();
+    pixels.map(|&byte| f32::from(byte) / divisor).collect()
+}
+
+/// The pixels of images that are too large for memory, scaled when they are read.
+#[derive(Clone, Debug)]
+pub struct Pixels {
+    path: PathBuf,
+    bytes: Arc<Spill>,
+    divisor: f32,
+}
+
+/// Whether they are the same pixels; these are not compared.
+impl PartialEq for Pixels {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.bytes, &other.bytes)
+    }
+}
+
+impl Pixels {
+    fn new(path: &Path, bytes: Spill, divisor: f32) -> Self {
+        Self {
+            path: path.to_owned(),
+            bytes: Arc::new(bytes),
+            divisor,
+        }
+    }
+
+    /// Scaled, if that takes at most so much memory.
+    fn values(self, memory: usize) -> Result<Values, DataError> {
+        let count = self.bytes.len();
+        if count > memory / size_of::<f32>() {
+            return Ok(Values::Pixels(self));
+        }
+        let mut values = vec![0.0; count];
+        self.read(0, &mut values)?;
+        Ok(Values::Memory(values))
+    }
+
+    /// Writes the values of the image that is the `index`th, if all are of this size.
+    ///
+    /// *Errors*: the temporary file cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such image.
+    pub(crate) fn read(&self, index: usize, values: &mut [f32]) -> Result<(), DataError> {
+        let bytes = self.bytes.read(index * values.len(), values.len());
+        let bytes = bytes.map_err(|problem| problem.of(&self.path))?;
+        values.copy_from_slice(&scaled(&bytes, self.divisor));
+        Ok(())
+    }
 }
 
 fn grey(height: usize, width: usize) -> Features {
@@ -126,12 +192,11 @@ fn grey(height: usize, width: usize) -> Features {
     }
 }
 
-/// A file of images and its file of labels.
+/// A file of images, without its pixels, and its file of labels.
 struct Part {
     path: PathBuf,
     height: usize,
     width: usize,
-    pixels: Vec<u8>,
     labels: Vec<u32>,
 }
 
@@ -148,19 +213,23 @@ impl Part {
             );
             return Err(DataProblem::new(problem).of(&other.path));
         }
-        self.pixels.extend(other.pixels);
         self.labels.extend(other.labels);
         Ok(())
     }
 }
 
-fn read_part(folder: &Path, files: [&str; 2]) -> Result<Part, DataError> {
+/// Reads both files; the pixels are added to those in `pixels`.
+fn read_part(folder: &Path, files: [&str; 2], pixels: &mut Spill) -> Result<Part, DataError> {
     let [path, labels_path] = files.map(|file| locate(folder, file));
     let (path, labels_path) = (path?, labels_path?);
-    let images_of = read_idx(&path, &IMAGES).map_err(|problem| problem.of(&path));
-    let ([images, height, width], pixels) = images_of?;
-    let labels_of = read_idx(&labels_path, &LABELS).map_err(|problem| problem.of(&labels_path));
-    let ([labels], bytes) = labels_of?;
+    let images_of = read_idx(&path, &IMAGES, u64::MAX, |bytes| pixels.push(bytes));
+    let [images, height, width] = images_of.map_err(|problem| problem.of(&path))?;
+    let mut classes = Vec::new();
+    let labels_of = read_idx(&labels_path, &LABELS, VALUES_MAX, |bytes| {
+        classes.extend(bytes.iter().map(|&byte| u32::from(byte)));
+        Ok(())
+    });
+    let [labels] = labels_of.map_err(|problem| problem.of(&labels_path))?;
     if images != labels {
         let labels_path = labels_path.display();
         let problem = format!("{images} images, but {labels_path} has {labels} labels");
@@ -168,13 +237,11 @@ fn read_part(folder: &Path, files: [&str; 2]) -> Result<Part, DataError> {
             .with_hint("check that both files belong to the same data set")
             .of(&path));
     }
-    let labels = bytes.into_iter().map(u32::from).collect();
     Ok(Part {
         path,
         height,
         width,
-        pixels,
-        labels,
+        labels: classes,
     })
 }
 
@@ -279,27 +346,36 @@ impl<const N: usize> Kind<N> {
     }
 }
 
-/// The dimensions in the header, and exactly as many bytes after it.
+/// The dimensions in the header. `take` gets exactly as many bytes as follow it, at most `values_max`, a part at a time.
 fn read_idx<const N: usize>(
     path: &Path,
     kind: &Kind<N>,
-) -> Result<([usize; N], Vec<u8>), DataProblem> {
+    values_max: u64,
+    mut take: impl FnMut(&[u8]) -> Result<(), DataProblem>,
+) -> Result<[usize; N], DataProblem> {
     let mut source = Source::open(path)?;
     let dimensions = read_header(kind, &mut source)?;
     let expected: u64 = dimensions.iter().map(|&size| size as u64).product();
-    if expected > VALUES_MAX {
-        return Err(DataProblem::too_large("values", expected, VALUES_MAX));
+    if expected > values_max {
+        return Err(DataProblem::too_large("values", expected, values_max));
     }
-    // Reads one byte more than expected, which detects trailing bytes and makes gzip verify its checksum.
-    let bytes = source.read_some(expected + 1)?;
-    let got = bytes.len() as u64;
+    // One byte more than expected detects trailing bytes, and makes gzip verify its checksum.
+    source.allow(expected + 1);
     let whole = kind.header_bytes() + expected;
-    match got.cmp(&expected) {
-        Ordering::Equal => Ok((dimensions, bytes)),
-        Ordering::Less => Err(truncated(kind.header_bytes() + got, whole)),
-        Ordering::Greater => Err(DataProblem::new(format!(
-            "continues after byte {whole}, where its header says it ends"
-        ))),
+    let mut left = expected + 1;
+    loop {
+        let bytes = source.read_some(left.min(CHUNK))?;
+        left -= bytes.len() as u64;
+        match (left, bytes.is_empty()) {
+            (0, _) => {
+                return Err(DataProblem::new(format!(
+                    "continues after byte {whole}, where its header says it ends"
+                )));
+            }
+            (1, true) => return Ok(dimensions),
+            (_, true) => return Err(truncated(whole + 1 - left, whole)),
+            (_, false) => take(&bytes)?,
+        }
     }
 }
 

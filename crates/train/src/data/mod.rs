@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::DataError;
 pub(crate) use error::DataProblem;
+use idx::Pixels;
 use images::Images;
 pub use mixup::Mixup;
 pub use open::{open, open_as};
@@ -75,6 +76,8 @@ pub enum Values {
     Memory(Vec<f32>),
     /// Of a table that is too large for that: its rows, scaled when they are read.
     Table(StoredRows),
+    /// Of images that are too large for that: bytes, scaled when they are read.
+    Pixels(Pixels),
     /// In the files of images, decoded when they are read.
     Images(Images),
 }
@@ -234,7 +237,7 @@ impl Dataset {
 
     /// Writes the values of sample `index`, as it is in an epoch of training if there is one.
     ///
-    /// *Errors*: the file of an image, or the temporary file of a table, that cannot be read.
+    /// *Errors*: the file of an image, or a temporary file, that cannot be read.
     ///
     /// # Panics
     ///
@@ -248,6 +251,7 @@ impl Dataset {
         match &self.values {
             Values::Memory(_) => values.copy_from_slice(self.sample(index)),
             Values::Table(rows) => rows.read(index, values)?,
+            Values::Pixels(pixels) => pixels.read(index, values)?,
             Values::Images(images) => {
                 let class = self.labels.classes()[index] as usize;
                 let class = &self.schema.target.classes()[class];

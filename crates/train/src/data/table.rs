@@ -15,9 +15,11 @@ mod spool;
 mod stored;
 mod texts;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use super::error::{left_out, list, nearest, quote};
+use super::temporary::MEMORY_BYTES;
 use super::{
     Column, DataError, DataProblem, Dataset, Features, Labels, Scaling, Schema, Split, Target,
     Values,
@@ -44,9 +46,6 @@ pub(crate) fn is_table(path: &Path) -> bool {
     let name = name.strip_suffix(".gz").unwrap_or(&name);
     ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
-
-/// Bytes of a table that are held in memory: while it is read, 8 for each cell; then 4 for each value.
-const MEMORY_BYTES: usize = 256 << 20;
 
 /// Maximum number of rows. Labels and the order of samples are in memory.
 const ROWS_MAX: usize = 1 << 31;
@@ -348,8 +347,9 @@ impl Unlabelled {
     /// *Errors*: a file that cannot be read; a column of the schema that is missing.
     pub fn open(options: &TableOptions, schema: &Schema) -> Result<Self, DataError> {
         let open = || {
-            let rows = Rows::open(&options.path, options.separator, None)?;
+            let mut rows = Rows::open(&options.path, options.separator, None)?;
             let table = Table::of_model(schema, &rows, options.missing_values)?;
+            rows.only(&table.wanted());
             Ok((rows, table))
         };
         let (rows, table) = open().map_err(|problem: DataProblem| problem.of(&options.path))?;
@@ -541,11 +541,18 @@ impl Table {
         self.looked_at = names.len();
     }
 
+    /// The columns that are read.
+    fn wanted(&self) -> HashSet<usize> {
+        let features = self.features.iter().filter_map(|feature| feature.at);
+        features.chain(self.label).collect()
+    }
+
     /// Reads all rows, and leaves out bad ones if that is wished.
     ///
     /// *Errors*: a file that cannot be read to its end; otherwise a bad row.
     fn read(&mut self, rows: &mut Rows, options: &TableOptions) -> Result<Spool, DataProblem> {
         let mut spool = Spool::new(options.memory);
+        rows.only(&self.wanted());
         while let Some(row) = rows.next()? {
             let taken = match row {
                 Ok(row) => self.take(&row, rows, options)?,

@@ -8,6 +8,9 @@ use std::path::PathBuf;
 
 use super::DataProblem;
 
+/// Bytes of the samples of a data set that may be in memory.
+pub(super) const MEMORY_BYTES: usize = 256 << 20;
+
 /// Bytes that stay in memory once there is a file.
 const CHUNK: usize = 1 << 19;
 

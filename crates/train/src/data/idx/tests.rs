@@ -90,6 +90,27 @@ fn both_parts_are_joined_and_the_files_are_the_split() {
 }
 
 #[test]
+fn samples_are_the_same_in_memory_and_in_a_temporary_file() {
+    let folder = Folder::new();
+    let small = folder.load().expect("a data set");
+    assert!(matches!(small.values, Values::Memory(_)));
+    // No byte, some, and all 30 in memory.
+    for memory in [0, 20, 119] {
+        let large = load_with(folder.0.path(), memory).expect("a data set");
+        assert!(matches!(large.values, Values::Pixels(_)));
+        assert_eq!(
+            (&large.schema, &large.labels),
+            (&small.schema, &small.labels)
+        );
+        let mut values = [0.0; 6];
+        for index in (0..large.len()).rev() {
+            large.read(index, None, &mut values).expect("an image");
+            assert_eq!(values, small.sample(index), "{memory} {index}");
+        }
+    }
+}
+
+#[test]
 fn both_spellings_are_read_plain_and_compressed() {
     let plain = Folder::new().load().expect("a data set");
     let folder = Folder::new();

@@ -39,7 +39,7 @@ pub(super) struct Parquet {
 
 /// A column of a schema's first level.
 struct Column {
-    /// Its place among all columns, if its type can be read.
+    /// Its place among all columns, if its type can be read and its values are wanted.
     leaf: Option<(usize, ColumnDescPtr)>,
     reader: Option<ColumnReader>,
     /// Its part of the block.
@@ -84,6 +84,13 @@ impl Parquet {
             row: 0,
         };
         Ok((parquet, names))
+    }
+
+    /// Reads no values in columns that are not wanted.
+    pub(super) fn only(&mut self, wanted: impl Fn(usize) -> bool) {
+        for (at, column) in self.columns.iter_mut().enumerate() {
+            column.leaf.take_if(|_| !wanted(at));
+        }
     }
 
     /// The next row.

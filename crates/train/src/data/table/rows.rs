@@ -1,6 +1,6 @@
 //! The rows of a table in a file: separated cells below a header, JSON lines, or Parquet.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::fmt::{self, Display, Formatter};
 use std::io::{self, Chain, Cursor, Read};
 use std::path::Path;
@@ -132,8 +132,8 @@ pub(super) fn is_missing(text: &str) -> bool {
 }
 
 impl Rows {
-    /// Opens a file, whose first bytes say whether it is Parquet or one of JSON lines. If one column is `wanted`, JSON lines have no values in
-    /// others.
+    /// Opens a file, whose first bytes say whether it is Parquet or one of JSON lines. If one column is `wanted`, JSON lines and Parquet have no values
+    /// in others.
     ///
     /// *Errors*: a file that cannot be read, a compressed one of Parquet; an unclear or a wrong separator; no names of columns, or two alike.
     pub(super) fn open(
@@ -144,7 +144,10 @@ impl Rows {
         let mut source = Source::open(path)?;
         let head = source.read_some(HEAD_BYTES_MAX)?;
         if head.starts_with(parquet::MAGIC) {
-            let (file, names) = Parquet::open(source.into_file()?)?;
+            let (mut file, names) = Parquet::open(source.into_file()?)?;
+            if let Some(wanted) = wanted {
+                file.only(|at| names[at] == wanted);
+            }
             let mut rows = Self::of(Format::Parquet(Box::new(file)));
             rows.names = distinct(names)?;
             return Ok(rows);
@@ -178,6 +181,13 @@ impl Rows {
                     .with_hint("`jq -c '.[]' FILE` writes an array as JSON lines"),
             ),
             _ => Self::separated(head, source, separator),
+        }
+    }
+
+    /// Reads no values in other columns than the `wanted` ones, where the format stores columns apart.
+    pub(super) fn only(&mut self, wanted: &HashSet<usize>) {
+        if let Format::Parquet(file) = &mut self.format {
+            file.only(|at| wanted.contains(&at));
         }
     }
 

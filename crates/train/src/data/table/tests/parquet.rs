@@ -199,6 +199,20 @@ fn lists_structs_and_bytes_are_refused_unless_they_are_left_out() {
 }
 
 #[test]
+fn a_column_that_is_left_out_is_not_read() {
+    let mut bytes = table(Compression::UNCOMPRESSED);
+    // The length of a word, which the page has first.
+    let word = bytes.windows(5).position(|bytes| bytes == b"\x01\0\0\0a");
+    bytes[word.expect("a word") + 2] = 9;
+    let damaged = File::new(bytes).with(fill);
+    let refusal = damaged.refusal();
+    assert!(refusal.contains("no whole Parquet file"), "{refusal}");
+    let drop = |options: &mut TableOptions| options.drop_columns = vec!["w".to_owned()];
+    let set = damaged.with(drop).load();
+    assert_eq!((set.len(), set.schema.columns.len()), (5, 1));
+}
+
+#[test]
 fn files_that_are_no_whole_parquet_are_refused() {
     let none = File::new(file(SCHEMA, Compression::UNCOMPRESSED, &[]));
     let refusal = none.refusal();
