@@ -1,6 +1,7 @@
 //! The ranks' output: one thread for each rank reads it into its log files, to the console's thread, and into a short memory
 //! for the report.
 
+pub(crate) mod bar;
 mod console;
 mod escapes;
 mod files;

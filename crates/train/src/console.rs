@@ -120,7 +120,8 @@ pub(crate) struct At {
     pub(crate) all_busy: Option<f64>,
 }
 
-/// A bar on the last line of a terminal. Standard output is a pipe here; the launcher forwards its bytes.
+/// A bar on the last line of a terminal. Standard output is a pipe here; the launcher forwards its bytes, and takes the bar away before it
+/// prints anything else: it knows a bar by how it begins and ends.
 struct Bar {
     columns: usize,
     steps: u64,
@@ -135,7 +136,7 @@ impl Bar {
         let is_fresh = |at: Instant| at.elapsed() < REDRAW_AFTER;
         if self.drawn.get().is_none_or(|at| !is_fresh(at)) {
             let text = self.text(&at(), self.started.elapsed());
-            write(&format!("\r\x1b[2K{text}"));
+            write(&format!("\r\x1b[2K{text}\r"));
             self.drawn.set(Some(Instant::now()));
         }
     }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use super::bar;
 use super::fold::{Fold, Folded};
 use super::format::{self, Formatter};
 use super::options::LogFormat;
@@ -66,6 +67,8 @@ pub(crate) struct Console {
     stream: Stream,
     /// The rank whose question is the last line, without an end.
     asked: Option<usize>,
+    /// Whether a [bar] is the last line.
+    has_bar: bool,
     broken: [bool; 2],
     newest: Newest,
 }
@@ -82,6 +85,7 @@ impl Console {
             text: Vec::new(),
             stream: Stream::Out,
             asked: None,
+            has_bar: false,
             broken: [false; 2],
             newest,
         }
@@ -117,11 +121,10 @@ impl Console {
         self.ranks.extend(known..=batch.local_rank);
         self.ranks[batch.local_rank] = batch.rank;
         match batch.content {
-            Content::Raw(bytes) => {
-                self.append(batch.stream, |_, text| text.extend_from_slice(&bytes))
-            }
+            Content::Raw(bytes) => self.append_raw(batch.stream, &bytes),
             Content::Question { text, is_first } => {
                 self.take_folded(true);
+                self.clear_bar();
                 self.asked = Some(batch.local_rank);
                 let line = format::single(batch.at, batch.local_rank, batch.stream, &text);
                 self.append(batch.stream, |console, out| match is_first {
@@ -165,7 +168,28 @@ impl Console {
         }
     }
 
+    /// Bytes as they are, but nothing is behind or below a bar.
+    fn append_raw(&mut self, stream: Stream, mut bytes: &[u8]) {
+        while let Some(first) = bytes.first() {
+            if *first != b'\r' {
+                self.clear_bar();
+            }
+            let bar = bar::end(bytes).filter(|_| stream == Stream::Out);
+            let (now, rest) = bytes.split_at(bar.unwrap_or(bytes.len()));
+            self.append(stream, |_, text| text.extend_from_slice(now));
+            self.has_bar = bar.is_some();
+            bytes = rest;
+        }
+    }
+
+    fn clear_bar(&mut self) {
+        if std::mem::take(&mut self.has_bar) {
+            self.append(Stream::Out, |_, text| text.extend_from_slice(bar::ERASE));
+        }
+    }
+
     fn append_line(&mut self, line: &Folded) {
+        self.clear_bar();
         // The answer that was typed has ended the line, unless another rank's line comes first.
         let is_between = self.asked.take().is_some_and(|asked| line.ranks != [asked]);
         if line.stream == Stream::Err && self.formatter.options.format == LogFormat::Text {
@@ -201,6 +225,7 @@ impl Console {
                 Stream::Err => write_and_flush(io::stderr().lock(), &self.text),
             };
             *is_broken = written.is_err();
+            bar::set_drawn(self.has_bar);
         }
         self.text.clear();
     }
@@ -209,4 +234,57 @@ impl Console {
 fn write_and_flush(mut to: impl Write, bytes: &[u8]) -> io::Result<()> {
     to.write_all(bytes)?;
     to.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::options::LogOptions;
+
+    /// What a terminal gets of raw output, `^` for erasing a line; what stands before `|` comes as a batch of its own.
+    fn terminal(batches: &str) -> String {
+        let formatter = Formatter {
+            options: LogOptions::default(),
+            host: String::new(),
+            role: String::new(),
+            attempt: 0,
+        };
+        let mut console = Console::new(formatter, 1, Newest::default());
+        for text in batches.split('|') {
+            let bytes = text.replace('^', "\x1b[2K").into_bytes();
+            console.take(Batch {
+                local_rank: 0,
+                rank: 0,
+                stream: Stream::Out,
+                at: SystemTime::UNIX_EPOCH,
+                content: match text.strip_prefix('*') {
+                    Some(line) => Content::Lines(line.into()),
+                    None => Content::Raw(bytes),
+                },
+            });
+        }
+        let text = String::from_utf8(std::mem::take(&mut console.text)).expect("text");
+        text.replace("\x1b[2K", "^")
+    }
+
+    #[test]
+    fn a_print_takes_the_place_of_a_bar() {
+        for (batches, expected) in [
+            ("\r^one\r|hello\n", "\r^one\r\r^hello\n"),
+            (
+                "\r^one\rhello\nworld\n\r^two\r",
+                "\r^one\r\r^hello\nworld\n\r^two\r",
+            ),
+            (
+                "\r^one\r\r^two\r|*a line\n",
+                "\r^one\r\r^two\r\r^[rank 0] a line\n",
+            ),
+            ("\r^one\r\r^two\r|\r^|end\n", "\r^one\r\r^two\r\r^end\n"),
+            // Bars of others, and lines that are no bars.
+            ("\r10 %|\r20 %|\nend\n", "\r10 %\r20 %\nend\n"),
+            ("\r^end\nmore\n", "\r^end\nmore\n"),
+        ] {
+            assert_eq!(terminal(batches), expected, "{batches:?}");
+        }
+    }
 }
