@@ -9,7 +9,7 @@ use paceline_checkpoint::read_safetensors;
 use serde_json::Value;
 use tempfile::tempdir;
 
-use super::support::{checkpoints, hash_of, metrics, paceline};
+use super::support::{checkpoints, hash_of, metrics, paceline, text_folder};
 
 /// The object that `line` prints.
 fn json(folder: &Path, line: &str) -> Value {
@@ -123,6 +123,46 @@ fn a_run_begins_with_the_weights_of_another_one_and_changes_only_what_is_not_fro
         &format!("train --run-dir no {JOB} --freeze layer9.*"),
     )
     .check(2, &["\"layer9.*\" matches no parameter", "conv1.weight"]);
+}
+
+#[test]
+fn each_layout_begins_with_the_same_weights_and_keeps_what_is_frozen() {
+    const JOB: &str = "--task lm --data text.txt --layers 2 --heads 2 --width 16 --context 32 --shards 2 --global-batch 16 \
+                       --micro-batches 2 --epochs 1 --threads-per-rank 1";
+    let folder = text_folder();
+    let folder = folder.path();
+    paceline(folder, &format!("train --run-dir first {JOB} --seed 1")).is_well();
+    let first = checkpoints(&folder.join("first"))
+        .pop()
+        .expect("a checkpoint");
+    let file = first.join("model.safetensors");
+    let begin = format!("{JOB} --init {} --freeze *embedding*", file.display());
+    let before = weights(&folder.join("first"));
+    for layouts in [
+        &[
+            "--nproc-per-node 1",
+            "--nproc-per-node 2 --zero 3",
+            "--nproc-per-node 2 --pp 2",
+        ][..],
+        &[
+            "--nproc-per-node 1 --tp 2",
+            "--nproc-per-node 2 --tp 2",
+            "--nproc-per-node 4 --tp 2 --pp 2",
+        ],
+    ] {
+        let mut hashes = Vec::new();
+        for layout in layouts {
+            let dir = layout.replace(['-', ' '], "");
+            let line = format!("train --run-dir {dir} {begin} {layout}");
+            hashes.push(hash_of(folder, &line));
+            let after = weights(&folder.join(dir));
+            for (path, values) in &before {
+                let is_kept = after[path] == *values;
+                assert_eq!(is_kept, path.contains("embedding"), "{path} {layout}");
+            }
+        }
+        assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+    }
 }
 
 #[test]
