@@ -160,19 +160,7 @@ fn two_nodes_go_on_without_what_was_lost() {
     let folder = tempdir().expect("a folder");
     let hash = hash_after(folder.path(), EPOCHS);
     for case in [
-        // A rank of the second node; rank 0, whose node has the store.
-        Case {
-            nodes: TWO,
-            meet: AT_ONCE,
-            rank: Some((3, Signal::KILL)),
-            fault: ":",
-            survivor: "a",
-            says: &[
-                "rank 3 (node 1, host host-b",
-                "(SIGKILL)",
-                "; 3 ranks go on",
-            ],
-        },
+        // Rank 0, whose node has the store.
         Case {
             nodes: TWO,
             meet: AT_ONCE,
@@ -193,6 +181,8 @@ fn two_nodes_go_on_without_what_was_lost() {
             fault: ":",
             survivor: "a",
             says: &[
+                "rank 3 (node 1, host host-b",
+                "(SIGKILL)",
                 "; 3 ranks go on",
                 "rank 3 (node 1, host host-b, pid ",
                 ") joins as a replacement; 4 ranks go on",
@@ -218,16 +208,7 @@ fn two_nodes_go_on_without_what_was_lost() {
                 "node 1 (host host-b) joins with 2 ranks; 4 ranks go on",
             ],
         },
-        // Too few nodes are left, until one comes back; the same where the store is lost with the other.
-        Case {
-            nodes: TWO,
-            meet: AT_ONCE,
-            rank: None,
-            fault: r#"kill -9 $b; until grep -q "2 ranks wait for more nodes" a.err || ! kill -0 $a; do sleep 0.05; done
-nsenter --net --uts --target $(cat keeper) "$@" > b.out 2> b.err & b=$!"#,
-            survivor: "a",
-            says: &["node 1 (host host-b) joins with 2 ranks; 4 ranks go on"],
-        },
+        // Too few nodes are left, until one comes back. The store was lost with the other.
         Case {
             nodes: TWO,
             meet: AT_ONCE,
@@ -260,15 +241,7 @@ nsenter --net --uts --target $(cat keeper) "$@" > b.out 2> b.err & b=$!"#,
             survivor: "a",
             says: &["rank 3 ", "; 3 ranks go on"],
         },
-        // A whole node; the one with the store.
-        Case {
-            nodes: ONE,
-            meet: AT_ONCE,
-            rank: None,
-            fault: "kill -9 $b",
-            survivor: "a",
-            says: &["host-b", "; 2 ranks go on"],
-        },
+        // The node with the store.
         Case {
             nodes: ONE,
             meet: AT_ONCE,

@@ -78,19 +78,17 @@ fn assert_proved(folder: &Path, epochs: u64) {
 fn the_ranks_that_are_left_end_with_the_same_bits() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
-    for transport in ["shm", "tcp"] {
-        for (lost, left) in [
-            (&[2][..], "3 ranks go on"),
-            (&[0], "3 ranks go on"),
-            (&[0, 3], "2 ranks go on"),
-            (&[0, 1, 2], "1 rank goes on"),
-        ] {
-            let folder = tempdir().expect("a folder");
-            let job = training(folder.path(), &format!("--transport {transport}"));
-            lose(&job, lost, Signal::KILL);
-            let case = format!("{transport} {lost:?}");
-            assert_whole(folder.path(), job, &["SIGKILL", left], &hash, &case);
-        }
+    for (transport, lost, left) in [
+        ("shm", &[2][..], "3 ranks go on"),
+        ("shm", &[0, 1, 2], "1 rank goes on"),
+        ("tcp", &[0], "3 ranks go on"),
+        ("tcp", &[0, 3], "2 ranks go on"),
+    ] {
+        let folder = tempdir().expect("a folder");
+        let job = training(folder.path(), &format!("--transport {transport}"));
+        lose(&job, lost, Signal::KILL);
+        let case = format!("{transport} {lost:?}");
+        assert_whole(folder.path(), job, &["SIGKILL", left], &hash, &case);
     }
 }
 
@@ -121,7 +119,7 @@ fn ranks_may_be_lost_at_any_moment() {
     let folder = tempdir().expect("a folder");
     let hash = undisturbed(folder.path());
     // After each step the ranks evaluate and save too.
-    for (lost, micros) in [(0, 0), (3, 7_000), (0, 13_000), (1, 19_000), (0, 31_000)] {
+    for (lost, micros) in [(3, 0), (0, 13_000), (1, 31_000)] {
         let folder = tempdir().expect("a folder");
         let job = training(folder.path(), "--evaluate-every 1 --save-every 1");
         std::thread::sleep(Duration::from_micros(micros));
@@ -219,12 +217,7 @@ fn assert_replaced(line: &str, says: &[&str], disturb: impl Fn(&Running) -> bool
 
 #[test]
 fn lost_ranks_are_replaced_from_the_memory_of_the_others() {
-    let cases = [
-        ("shm", &[2][..]),
-        ("shm", &[0, 1, 2]),
-        ("tcp", &[0]),
-        ("tcp", &[0, 3]),
-    ];
+    let cases = [("shm", &[0, 1, 2][..]), ("tcp", &[0, 3])];
     for (transport, lost) in cases {
         let line =
             format!("train --run-dir run {LIVE} --transport {transport} --max-restarts 3 {LONG}");

@@ -7,7 +7,7 @@ use std::process::Command;
 use paceline_nn::Isa;
 use tempfile::tempdir;
 
-use super::support::{LIMIT, PACELINE, Running, command, paceline, probe};
+use super::support::{LIMIT, PACELINE, Running, command, paceline, probe, write_text};
 
 /// Trains with `settings` and returns the hash of the weights.
 fn hash(folder: &Path, settings: &str, ranks: usize, transport: &str) -> String {
@@ -43,6 +43,8 @@ fn one_to_eight_ranks_over_shared_memory_and_tcp_give_the_same_bits() {
 #[test]
 fn every_instruction_set_of_this_machine_gives_the_same_bits() {
     let folder = tempdir().expect("a folder");
+    // 33 steps.
+    write_text(folder.path(), 1520);
     let with = |isa: &str, words: &[&str]| {
         let mut command = command(folder.path(), PACELINE, words);
         command.env("PACELINE_ISA", isa);
@@ -60,7 +62,7 @@ fn every_instruction_set_of_this_machine_gives_the_same_bits() {
         ("digits", "--model tiny --epochs 1 --shards 2"),
         (
             "gpt",
-            "--task lm --layers 1 --heads 2 --width 16 --context 32 --global-batch 64 --epochs 1 --shards 2",
+            "--task lm --data text.txt --layers 1 --heads 2 --width 16 --context 32 --global-batch 64 --epochs 1 --shards 2",
         ),
     ] {
         let hash = |isa: &str| {
