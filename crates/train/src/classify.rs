@@ -235,7 +235,7 @@ impl TrainTask for Dataset {
             },
             (Labels::Classes(labels), Some(weights)) => {
                 let weight = labels.iter().map(|label| weights[*label as usize]).sum();
-                Scores::of(outputs, labels).weighted_loss(weights, weight)
+                Scores::of(outputs, labels).weighted_loss(weights, weight, self.label_smoothing)
             }
             (Labels::Numbers(numbers), _) => {
                 let count = numbers.len();

@@ -100,18 +100,25 @@ impl Scores {
         Loss::new(mean, own.count)
     }
 
-    /// The mean cross entropy weighted by the right class of each prediction, as PyTorch's `CrossEntropyLoss(weight=..)`. `weight` is the sum of
-    /// these weights.
-    pub(crate) fn weighted_loss(self, weights: &[f32], weight: f32) -> Loss {
+    /// The mean cross entropy weighted by the right class of each prediction, whose weights have the sum `weight`, with a share that is spread
+    /// over all classes, each with its own weight.
+    ///
+    /// *Source*: PyTorch's `CrossEntropyLoss(weight=.., label_smoothing=..)`.
+    pub(crate) fn weighted_loss(self, weights: &[f32], weight: f32, share: f64) -> Loss {
         let count = self.count();
         let Classes::Whole(scores) = self.classes else {
             unreachable!("only language models are cut into parts");
         };
         let weights = Tensor::<1>::from_data(weights, &scores.device());
-        let weights = weights.select(0, self.right.clone());
-        let likely = log_softmax(scores, 1).gather(1, self.right.unsqueeze_dim(1));
+        let own = weights.clone().select(0, self.right.clone());
+        let logs = log_softmax(scores, 1);
+        let likely = logs.clone().gather(1, self.right.unsqueeze_dim(1));
         // A mean, because a sum over all elements has no fixed order on a GPU.
-        let mean = (likely.squeeze_dim::<1>(1) * weights).mean();
+        let mut mean = (likely.squeeze_dim::<1>(1) * own).mean();
+        if share > 0.0 {
+            let all = (logs * weights.unsqueeze()).mean();
+            mean = mean * (1.0 - share) + all * share;
+        }
         Loss::weighted(mean * -(count as f32 / weight), count, weight)
     }
 
@@ -150,6 +157,20 @@ pub(crate) fn accuracy(sums: &Sums) -> Metric {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weighted_and_smoothed_labels_give_pytorchs_loss() {
+        let device = Device::flex().autodiff();
+        let logits = [[2.0_f32, -1.0, 0.5], [0.0, 3.0, 1.0]];
+        let weights = [0.5_f32, 1.0, 2.0];
+        // torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor([0, 2]), torch.tensor(weights), label_smoothing=share)
+        for (share, expected) in [(0.0, 1.784_139), (0.1, 1.778_246), (0.5, 1.754_673)] {
+            let scores = Tensor::<2>::from_floats(logits, &device);
+            let found = Scores::of(scores, &[0, 2]).weighted_loss(&weights, 2.5, share);
+            let mean: f64 = found.mean.into_data().iter::<f64>().sum();
+            assert!((mean - expected).abs() < 1e-6, "{mean} {expected}");
+        }
+    }
 
     #[test]
     fn smoothed_and_mixed_labels_give_pytorchs_loss_and_gradient() {

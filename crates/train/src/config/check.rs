@@ -238,12 +238,9 @@ fn check_learning(settings: &Settings) -> Result<(), ConfigError> {
             "lower --min-lr, or raise --lr",
         ));
     }
-    let others = [
-        ("label_smoothing", config.label_smoothing > 0.0),
-        ("mixup", config.mixup > 0.0),
-    ];
     if config.class_weights != ClassWeights::None {
-        exclude(settings, "class_weights", others, |_| {
+        let mixup = [("mixup", config.mixup > 0.0)];
+        exclude(settings, "class_weights", mixup, |_| {
             "both change the loss of a class: omit one of them".into()
         })?;
     }

@@ -558,7 +558,9 @@ fn averages_need_whole_weights_and_mixtures_equal_classes() {
         "`ema` is 0.999 (flag --ema), which does not go with comm_hook localsgd:8 (flag --comm-hook)\n\
          hint: omit --ema or --comm-hook",
     );
-    assert!(with_flags(&[("mixup", "0.2"), ("label_smoothing", "0.1")]).is_ok());
+    let smoothing = ("label_smoothing", "0.1");
+    assert!(with_flags(&[("mixup", "0.2"), smoothing]).is_ok());
+    assert!(with_flags(&[("class_weights", "balanced"), smoothing]).is_ok());
     refused(
         &[("mixup", "0.2"), ("class_weights", "balanced")],
         "`class_weights` is balanced (flag --class-weights), which does not go with mixup 0.2 (flag --mixup)\n\
