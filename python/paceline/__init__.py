@@ -1,7 +1,8 @@
 """Paceline: distributed training that gives the same bits on any number of ranks.
 
 This package has the program ``paceline``, which launches and watches jobs, and the backend ``paceline`` of ``torch.distributed``, which
-needs no import: ``torch.distributed.init_process_group("paceline")``. Importing it does not import torch.
+needs no import: ``torch.distributed.init_process_group("paceline")``. :func:`track` says what a script has used. Importing the package does not
+import torch.
 """
 
 import os
@@ -9,8 +10,9 @@ import shutil
 import sysconfig
 
 from paceline import _library
+from paceline._tracker import Usage, track
 
-__all__ = ["__version__", "program"]
+__all__ = ["Usage", "__version__", "program", "track"]
 
 __version__ = _library.version()
 

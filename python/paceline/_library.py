@@ -59,6 +59,9 @@ def _load():
         "set_phase": (status, handle, ctypes.c_uint32, ctypes.c_uint64),
         "abort": (status, handle, text, size),
         "close": (status, handle, text, size),
+        "track": (status, text, size),
+        "tracked": (status,),
+        "track_end": (status,),
     }
     for name, (result, *arguments) in functions.items():
         function = getattr(library, f"paceline_{name}")
@@ -139,3 +142,19 @@ def abort(group, why):
 def close(group, why=""):
     why = why.encode()
     check(_library.paceline_close(group, why, len(why)))
+
+
+def track(settings):
+    settings = json.dumps(settings).encode()
+    check(_library.paceline_track(settings, len(settings)))
+
+
+def tracked():
+    """What the tracker has to tell so far: its report, and the report's text."""
+    check(_library.paceline_tracked())
+    return text()
+
+
+def track_end():
+    check(_library.paceline_track_end())
+    return text()

@@ -334,6 +334,62 @@ def groups_of_some_ranks(rank, world):
     dist.barrier()
 
 
+@case(4)
+def a_group_is_split(rank, world):
+    half = dist.split_group(split_ranks=[[2, 0], [1, 3]], group_desc="half")
+    assert dist.get_process_group_ranks(half) == [[2, 0], [1, 3]][rank % 2] and half.group_desc == "half"
+    assert dist.get_rank(half) == [1, 0, 0, 1][rank], "the order of the list counts"
+    gathered = torch.empty(2)
+    dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), group=half)
+    assert gathered.tolist() == [[2, 0], [1, 3]][rank % 2]
+    # Only some ranks, twice; the others do not wait for them.
+    for _ in range(2):
+        pair = dist.split_group(split_ranks=[[1, 2]], timeout=timedelta(seconds=20), backend="paceline")
+        assert (pair is dist.GroupMember.NON_GROUP_MEMBER) == (rank in (0, 3))
+        if rank in (1, 2):
+            assert dist.get_backend(pair) == "paceline"
+            objects = [None, None]
+            dist.all_gather_object(objects, rank, group=pair)
+            assert objects == [1, 2]
+            dist.destroy_process_group(pair)
+    # A group of a group, by its numbers, beside another one of the same numbers.
+    quarter = dist.split_group(half, [[1], [0]])
+    assert dist.get_process_group_ranks(quarter) == [rank]
+    summed = functional.all_reduce(torch.ones(3), "sum", dist.split_group(half, [[1, 0]]))
+    assert summed.tolist() == [2, 2, 2]
+    dist.destroy_process_group(half)
+    dist.barrier()
+
+
+def begin_again(rank, world, **options):
+    """Another group of all ranks in place of the one that they have."""
+    port = [free_port()]
+    dist.broadcast_object_list(port)
+    dist.destroy_process_group()
+    options = {"timeout": TIMEOUT} | options
+    dist.init_process_group("paceline", init_method=f"tcp://127.0.0.1:{port[0]}", rank=rank, world_size=world, **options)
+
+
+@case(2)
+def a_group_with_a_device_is_split_too(rank, world):
+    begin_again(rank, world, device_id=torch.device("cpu:0"))
+    for group in (dist.new_group(), dist.split_group(split_ranks=[[1, 0]])):
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group)
+        assert total.item() == world
+
+
+@case(3)
+def a_rank_that_a_new_group_waits_for_is_named(rank, world):
+    begin_again(rank, world, timeout=timedelta(seconds=2))
+    gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    if rank < 2:
+        made, split = raises(lambda: dist.new_group([0, 1, 2])), raises(lambda: dist.split_group(split_ranks=[[0, 1, 2]]))
+        assert "for rank 2, which did not report in" in str(split), split
+        assert (str(split), vars(split)) == (str(made), vars(made))
+    dist.barrier(gloo)
+
+
 @case(2)
 def other_devices_have_the_backends_that_the_user_named(rank, world):
     mixed = dist.new_group(backend="cpu:paceline,meta:fake")
@@ -342,8 +398,10 @@ def other_devices_have_the_backends_that_the_user_named(rank, world):
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=mixed)
     assert tensor.item() == world
-    error = raises(lambda: dist.all_reduce(elsewhere))
-    assert 'init_process_group("cpu:paceline,meta:nccl")' in str(error), error
+    dist.all_reduce(elsewhere, group=dist.split_group(mixed, [[1, 0]]))
+    for group in (None, dist.split_group(mixed, [[1, 0]], backend="cpu:paceline")):
+        error = raises(lambda group=group: dist.all_reduce(elsewhere, group=group))
+        assert 'init_process_group("cpu:paceline,meta:nccl")' in str(error), error
 
 
 def train(group, rank, world):

@@ -1,14 +1,14 @@
 //! How long devices and ranks really worked at the same time: the usage tracker beside a job, for `run` and `train`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use paceline_gpu::devices;
 use paceline_gpu::places::Places;
 use paceline_launch::{Job, RankWatch};
+use paceline_usage::files::has_folder;
 use paceline_usage::report::Note;
 use paceline_usage::{Machine, Options, RankPids, Tracker};
 use paceline_words::Lang;
@@ -151,7 +151,11 @@ impl Usage {
         Ok(Some(Self {
             tracker: Tracker::watch(options, ranks, move |ranks| match is_cpu_only {
                 true => Machine::without_devices(&Places::from_env(), ranks),
-                false => machine(ranks, &own),
+                false => Machine::visible(&Places::from_env(), ranks, &|name| {
+                    let set = own.iter().rev().find(|(key, _)| key == name);
+                    set.map(|(_, value)| value.clone())
+                        .or_else(|| std::env::var(name).ok())
+                }),
             }),
             begun,
             summary: args.summary,
@@ -181,27 +185,6 @@ impl Usage {
     }
 }
 
-/// This machine's ranks, and those of its devices that they can see.
-fn machine(ranks: RankPids, own: &[(String, String)]) -> Machine {
-    let places = Places::from_env();
-    let variable = |name: &str| {
-        let set = own.iter().rev().find(|(key, _)| key == name);
-        set.map(|(_, value)| value.clone())
-            .or_else(|| std::env::var(name).ok())
-    };
-    let machine = Machine::open(&places, ranks);
-    if variable("CUDA_VISIBLE_DEVICES").is_none() {
-        return machine;
-    }
-    let seen = devices::list(&places)
-        .ok()
-        .and_then(|gpus| devices::visible(&gpus, &variable).ok());
-    match seen {
-        Some(seen) => machine.only(&seen),
-        None => machine,
-    }
-}
-
 /// Checks before a job that the files it is to write have folders to be in.
 ///
 /// *Errors*: one has none.
@@ -213,11 +196,4 @@ pub(crate) fn require_folders<const N: usize>(files: [&Option<PathBuf>; N]) -> R
             file.display()
         )))
     })
-}
-
-fn has_folder(file: &Path) -> bool {
-    let folder = file
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    folder.is_none_or(Path::is_dir)
 }

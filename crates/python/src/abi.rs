@@ -16,6 +16,7 @@ use crate::failure::{Failure, panic_text};
 use crate::group::Group;
 use crate::handles::tables;
 use crate::settings::Settings;
+use crate::track;
 
 /// It is done.
 pub const OK: i32 = 0;
@@ -336,4 +337,33 @@ pub unsafe extern "C" fn paceline_close(group: u64, why: *const u8, len: usize) 
         group.close(Some(why).filter(|why| !why.is_empty()));
         Ok(OK)
     })
+}
+
+/// Begins to track what this process and those that it starts use. `settings` is an object that may have `period_s`, `busy_percent`,
+/// `rank_busy_percent`, `csv`, `json`, `svg` and `lang`.
+///
+/// # Safety
+///
+/// `settings` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn paceline_track(settings: *const u8, len: usize) -> i32 {
+    status(|| {
+        // SAFETY: the caller's contract.
+        let settings = track::Settings::parse(unsafe { bytes(settings, len) })?;
+        track::start(settings).map(|()| OK)
+    })
+}
+
+/// What the tracker has seen so far: the text is an object with the `report` and its `text` for people.
+#[unsafe(no_mangle)]
+pub extern "C" fn paceline_tracked() -> i32 {
+    status(|| track::report().map(|told| say(&told)).map(|()| OK))
+}
+
+/// Ends the tracker, which writes its files; the text is as for [`paceline_tracked`].
+///
+/// *Blocks*: for two seconds at most, where a driver does not answer.
+#[unsafe(no_mangle)]
+pub extern "C" fn paceline_track_end() -> i32 {
+    status(|| track::finish().map(|told| say(&told)).map(|()| OK))
 }

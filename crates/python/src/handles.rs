@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::failure::Failure;
 use crate::group::Group;
+use crate::track::Tracked;
 use crate::work::{Finished, Work};
 
 /// Bits of a handle that count; above them is the process, of which Linux has at most 2^22.
@@ -23,6 +24,7 @@ pub(crate) struct Tables {
     pub(crate) works: Table<Work>,
     pub(crate) servers: Table<Mutex<Option<Server>>>,
     pub(crate) finished: Finished,
+    pub(crate) tracked: Mutex<Option<Tracked>>,
 }
 
 /// The tables of this process. A forked child begins with empty ones: a lock of the parent's may be held by a thread that the child lacks.
@@ -44,6 +46,7 @@ pub(crate) fn tables() -> &'static Tables {
             works: Table::new("work"),
             servers: Table::new("server"),
             finished: Finished::default(),
+            tracked: Mutex::default(),
         }));
         let set = CURRENT.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire);
         if set.is_err() {

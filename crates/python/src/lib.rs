@@ -1,4 +1,5 @@
-//! The library behind the Python package `paceline`: process groups of `paceline-collective` as C functions, loaded with ctypes. It knows
+//! The library behind the Python package `paceline`: process groups of `paceline-collective` and the tracker of `paceline-usage` as C
+//! functions, loaded with ctypes. It knows
 //! neither Python nor PyTorch.
 //!
 //! # Handles
@@ -13,6 +14,11 @@
 //! Sends run in the order of their submission to each rank, receives are matched in the order of theirs, and both make progress whether or
 //! not anybody waits, so that two ranks may first wait for their sends and then for their receives.
 //!
+//! # Usage
+//!
+//! [`paceline_track`] tracks what the process uses, as `paceline run` does for ranks, without a group. There is one tracker in a process at a
+//! time, so it has no number.
+//!
 //! # Failures
 //!
 //! Functions return [`OK`], [`PENDING`] or [`FAILED`]. After a failure, [`paceline_text`] is a report in JSON ([`Failure`]). A panic is a
@@ -25,14 +31,15 @@ mod group;
 mod handles;
 mod memory;
 mod settings;
+mod track;
 mod work;
 mod worker;
 
 pub use self::abi::{
     FAILED, OK, PENDING, paceline_abort, paceline_close, paceline_forget, paceline_host,
     paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_set_phase,
-    paceline_set_timeout, paceline_subgroup, paceline_submit, paceline_text, paceline_version,
-    paceline_wait,
+    paceline_set_timeout, paceline_subgroup, paceline_submit, paceline_text, paceline_track,
+    paceline_track_end, paceline_tracked, paceline_version, paceline_wait,
 };
 pub use self::call::{Call, Kind};
 pub use self::failure::Failure;

@@ -33,6 +33,14 @@ pub fn replace(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> io::
     })
 }
 
+/// Whether there is a folder for this file to be in.
+pub fn has_folder(file: &Path) -> bool {
+    let folder = file
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    folder.is_none_or(Path::is_dir)
+}
+
 /// `usage.csv.part`
 pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);

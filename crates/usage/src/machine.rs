@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use paceline_gpu::devices;
 use paceline_gpu::places::Places;
 use paceline_gpu::sampler::{AmdSampler, Sampler};
 use paceline_gpu::snapshot::DriverError;
@@ -43,6 +44,25 @@ impl Machine {
             amd: AmdSampler::default(),
             ranks: Ranks::below(places.root.clone()),
             pids,
+        }
+    }
+
+    /// The ranks of `pids`, and those devices that they can see; `variable` looks up a variable of their environment.
+    ///
+    /// *Blocks*: as [`open`](Self::open).
+    pub fn visible(
+        places: &Places,
+        pids: RankPids,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Self {
+        let machine = Self::open(places, pids);
+        if variable("CUDA_VISIBLE_DEVICES").is_none() {
+            return machine;
+        }
+        let gpus = devices::list(places).ok();
+        match gpus.and_then(|gpus| devices::visible(&gpus, variable).ok()) {
+            Some(seen) => machine.only(&seen),
+            None => machine,
         }
     }
 
@@ -114,6 +134,27 @@ mod tests {
             .collect();
         assert_eq!(told, [(0, true), (1, true)]);
         assert!((sample.devices.iter()).all(|device| device.utilization_percent.known().is_some()));
+    }
+
+    #[test]
+    fn devices_that_the_environment_hides_are_not_sampled() {
+        let fixture = Fixture::open("nvswitch-8");
+        let places = Places {
+            library: Some(fixture.library().into()),
+            root: fixture.root().into(),
+        };
+        let seen = |value: Option<&str>| {
+            let variable =
+                |name: &str| (name == "CUDA_VISIBLE_DEVICES").then(|| value.map(str::to_owned))?;
+            let mut machine = Machine::visible(&places, RankPids::default(), &variable);
+            let devices = machine.sample(Duration::ZERO).devices;
+            devices
+                .iter()
+                .map(|device| device.index)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(seen(None), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(seen(Some("2,5")), [2, 5]);
     }
 
     #[test]

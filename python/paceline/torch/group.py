@@ -139,10 +139,18 @@ def _spans(parts):
     return (library.Span * len(parts))(*parts) if parts else None
 
 
+class _Devices(list):
+    """The devices of a group. torch's flight recorder, which would look for a backend in C++, leaves out a group without any."""
+
+    def __bool__(self):
+        return False
+
+
 class Group(dist.ProcessGroup):
     """Ranks that are connected by Paceline. torch makes one for ``backend="paceline"``."""
 
-    def __init__(self, options):
+    def __init__(self, options, parent=None):
+        """``parent`` is the group that this one is split from."""
         rank, world = options.group_rank, options.group_size
         super().__init__(options.store, rank, world)
         self._options = options
@@ -152,18 +160,21 @@ class Group(dist.ProcessGroup):
         self._others = {}
         self._handle = None
         try:
-            self._handle = self._form(options)
+            self._handle = self._form(options, parent)
         except library.Failure as failure:
             raise self._error(failure.report) from None
         _groups.add(self)
         if not options.global_ranks_in_group:
             phase.tell(self._handle)
 
-    def _form(self, options):
+    def _form(self, options, parent):
         timeout_ms = max(1, options.timeout // _MILLISECOND)
         default = dist.group.WORLD
-        if options.global_ranks_in_group and isinstance(default, Group):
-            return library.subgroup(default._handle, options.group_id, self._ranks, timeout_ms)
+        if parent is None and options.global_ranks_in_group and isinstance(default, Group):
+            parent = default
+        if parent is not None:
+            members = [parent._ranks.index(rank) for rank in self._ranks]
+            return library.subgroup(parent._handle, options.group_id, members, timeout_ms)
         variables = _variables(options)
         settings = {"variables": variables, "timeout_ms": timeout_ms, "meeting": None}
         if self._world == 1 or variables.get("PACELINE_STORE", os.environ.get("PACELINE_STORE")):
@@ -213,18 +224,37 @@ class Group(dist.ProcessGroup):
 
     @property
     def _device_types(self):
-        """Those whose backends have been made; none until torch has registered the group, because it looks for a backend's name then."""
-        made = ["cpu", *self._others] if self._backends() else []
-        return [torch.device(device) for device in made]
+        """Those whose backends have been made."""
+        return _Devices(torch.device(device) for device in ("cpu", *self._others))
 
     def _get_backend(self, device):
-        """torch asks a device's backend what it can do beside operations: nothing, here."""
+        """torch asks a device's backend what it can do beside operations: be split, here."""
         device = torch.device(device)
         return self._group_on(device)._get_backend(device) if device.type != "cpu" and self._backends() else self
 
     get_backend = _get_backend
 
-    supports_coalescing = supports_splitting = supports_shrinking = supports_window = _supports_time_estimate = False
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_window = _supports_time_estimate = False
+
+    def eager_connect_single_device(self, device):
+        """torch connects groups that can be split at once if it is given a device. This one is connected when it is made."""
+
+    def split_group(self, ranks, timeout, opts, group_name, group_desc, **_):
+        """A group of some of this one's ranks, in this order; None on the others. All ranks call it, but only the members wait."""
+        if self.rank() not in ranks:
+            return None
+        if self._handle is None:
+            raise self._error(library.report("handle", "the group has been destroyed"))
+        options = dist.distributed_c10d._DistributedBackendOptions()
+        options.store = dist.PrefixStore(f"{group_name}/", self._options.store)
+        options.group_rank, options.group_size = ranks.index(self.rank()), len(ranks)
+        options.timeout = timeout
+        options.group_id, options.global_ranks_in_group = group_name, [self._ranks[rank] for rank in ranks]
+        options.process_group = self
+        group = Group(options, self)
+        group._set_group_desc(group_desc or "undefined")
+        return group
 
     def set_timeout(self, timeout):
         if self._handle is not None:
