@@ -26,6 +26,9 @@ const SIDE_MAX: u32 = 4096;
 
 const INTENSITY_MAX: f32 = 255.0;
 
+/// Maximum number of pixels of a file: a small gzip file can unpack to any size.
+const PIXELS_MAX: u64 = 1 << 40;
+
 /// Bytes of a file that are read at once.
 const CHUNK: u64 = 1 << 20;
 
@@ -222,7 +225,7 @@ impl Part {
 fn read_part(folder: &Path, files: [&str; 2], pixels: &mut Spill) -> Result<Part, DataError> {
     let [path, labels_path] = files.map(|file| locate(folder, file));
     let (path, labels_path) = (path?, labels_path?);
-    let images_of = read_idx(&path, &IMAGES, u64::MAX, |bytes| pixels.push(bytes));
+    let images_of = read_idx(&path, &IMAGES, PIXELS_MAX, |bytes| pixels.push(bytes));
     let [images, height, width] = images_of.map_err(|problem| problem.of(&path))?;
     let mut classes = Vec::new();
     let labels_of = read_idx(&labels_path, &LABELS, VALUES_MAX, |bytes| {

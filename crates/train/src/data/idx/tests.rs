@@ -274,9 +274,9 @@ fn senseless_dimensions_are_refused_with_their_place() {
     // Each within its bounds, but 1.7 petabytes together: refused without an allocation.
     assert_eq!(
         huge([100_000_000, 4096, 4096]),
-        "train-images-idx3-ubyte: 1677721600000000 values, more than the 536870912 supported"
+        "train-images-idx3-ubyte: 1677721600000000 values, more than the 1099511627776 supported"
     );
-    // The largest accepted header announces half a gigabyte, but memory is only used for existing bytes.
+    // This header announces half a gigabyte, but memory is only used for existing bytes.
     assert_eq!(
         huge([32, 4096, 4096]),
         "train-images-idx3-ubyte: ends at byte 16, but 536870928 bytes are expected"
