@@ -13,7 +13,7 @@ use serial::{Tested, assert_same, reduced, values};
 const LENGTHS: [usize; 14] = [
     0, 1, 3, 7, 16, 64, 127, 129, 257, 513, 1009, 1024, 1025, 9001,
 ];
-/// Odd ones, powers of two, and a prime far from the next power.
+/// Powers of two, others that are even or odd, and a prime far from both powers beside it.
 const LARGE: [usize; 5] = [5, 6, 8, 11, 16];
 /// For worlds whose ranks share few cores.
 const FEW: [usize; 6] = [0, 1, 7, 129, 1025, 4099];

@@ -136,7 +136,7 @@ pub(crate) fn start(settings: Settings) -> Result<(), Failure> {
 pub(crate) fn report() -> Result<Told, Failure> {
     let tracked = tables().tracked.lock();
     let tracked = tracked.as_ref().ok_or_else(nothing)?;
-    Ok(tracked.tell(tracked.tracker.report()))
+    Ok(Told::new(tracked.tracker.report(), tracked.lang))
 }
 
 /// Ends the tracker, which writes its files.
@@ -148,12 +148,6 @@ pub(crate) fn finish() -> Result<Told, Failure> {
     let report = tracker.finish();
     TRACKED.store(0, Ordering::Release);
     Ok(Told::new(report, lang))
-}
-
-impl Tracked {
-    fn tell(&self, report: Report) -> Told {
-        Told::new(report, self.lang)
-    }
 }
 
 impl Told {

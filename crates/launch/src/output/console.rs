@@ -174,7 +174,10 @@ impl Console {
             if *first != b'\r' {
                 self.clear_bar();
             }
-            let bar = bar::end(bytes).filter(|_| stream == Stream::Out);
+            let bar = match stream {
+                Stream::Out => bar::end(bytes),
+                Stream::Err => None,
+            };
             let (now, rest) = bytes.split_at(bar.unwrap_or(bytes.len()));
             self.append(stream, |_, text| text.extend_from_slice(now));
             self.has_bar = bar.is_some();

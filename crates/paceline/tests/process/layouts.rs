@@ -69,8 +69,7 @@ fn a_killed_rank_is_named() {
 #[test]
 fn a_stopped_rank_is_named_at_the_deadline() {
     // Most of the time they wait.
-    let quarters: Vec<_> = LAYOUTS.chunks(LAYOUTS.len() / 4).collect();
-    paceline_testing::on_threads(quarters, |layouts| {
+    paceline_testing::on_threads(LAYOUTS.chunks(LAYOUTS.len() / 4), |layouts| {
         for layout in layouts {
             let after = Duration::from_millis(500);
             let deadline = "--timeout-seconds 6";

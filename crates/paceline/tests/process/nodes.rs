@@ -208,7 +208,16 @@ fn two_nodes_go_on_without_what_was_lost() {
                 "node 1 (host host-b) joins with 2 ranks; 4 ranks go on",
             ],
         },
-        // Too few nodes are left, until one comes back. The store was lost with the other.
+        // Too few nodes are left, until one comes back; the same where the store is lost with the other.
+        Case {
+            nodes: TWO,
+            meet: AT_ONCE,
+            rank: None,
+            fault: r#"kill -9 $b; until grep -q "2 ranks wait for more nodes" a.err || ! kill -0 $a; do sleep 0.05; done
+nsenter --net --uts --target $(cat keeper) "$@" > b.out 2> b.err & b=$!"#,
+            survivor: "a",
+            says: &["node 1 (host host-b) joins with 2 ranks; 4 ranks go on"],
+        },
         Case {
             nodes: TWO,
             meet: AT_ONCE,

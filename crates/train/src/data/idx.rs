@@ -55,7 +55,7 @@ fn load_with(folder: &Path, memory: usize) -> Result<Dataset, DataError> {
     let held_out = read_part(folder, [held_out_images, held_out_labels], &mut pixels)?;
     images.append(held_out)?;
 
-    Ok(Dataset {
+    let dataset = Dataset {
         name: name_of(folder),
         schema: Schema {
             features: images.features(),
@@ -63,14 +63,15 @@ fn load_with(folder: &Path, memory: usize) -> Result<Dataset, DataError> {
             scaling: Scaling::DividedBy(INTENSITY_MAX),
             target: Target::Classes(numbered_classes(&images.labels)),
         },
-        values: Pixels::new(&images.path, pixels, INTENSITY_MAX).values(memory)?,
+        values: Values::Pixels(Pixels::new(&images.path, pixels, INTENSITY_MAX)),
         split: Split::first(trained, images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
         mixup: None,
         label_smoothing: 0.0,
         warnings: Vec::new(),
-    })
+    };
+    dataset.in_memory_up_to(memory)
 }
 
 /// The held-out images of such a folder, as a classifier with this schema reads them.
@@ -91,17 +92,18 @@ pub fn load_as(folder: &Path, schema: &Schema) -> Result<Dataset, DataError> {
         let problem = format!("label {label}, but the model has {classes} classes from 0");
         return Err(of(DataProblem::new(problem)));
     }
-    Ok(Dataset {
+    let dataset = Dataset {
         name: name_of(folder),
         schema: schema.clone(),
-        values: Pixels::new(&images.path, pixels, divisor).values(MEMORY_BYTES)?,
+        values: Values::Pixels(Pixels::new(&images.path, pixels, divisor)),
         split: Split::all_held_out(images.labels.len()),
         labels: Labels::Classes(images.labels),
         class_weights: None,
         mixup: None,
         label_smoothing: 0.0,
         warnings: Vec::new(),
-    })
+    };
+    dataset.in_memory_up_to(MEMORY_BYTES)
 }
 
 /// The scaled images of one file, without labels, as a classifier with this schema reads them.
@@ -115,7 +117,9 @@ pub fn images_as(path: &Path, schema: &Schema) -> Result<Vec<f32>, DataError> {
             Ok(())
         })?;
         let divisor = fitting(grey(height, width), schema)?;
-        Ok(scaled(&pixels, divisor))
+        let mut values = vec![0.0; pixels.len()];
+        scale(&pixels, divisor, &mut values);
+        Ok(values)
     };
     read().map_err(|problem: DataProblem| problem.of(path))
 }
@@ -132,9 +136,10 @@ fn fitting(images: Features, schema: &Schema) -> Result<f32, DataProblem> {
     }
 }
 
-fn scaled(pixels: &[u8], divisor: f32) -> Vec<f32> {
-    let pixels = pixels.iter();
-    pixels.map(|&byte| f32::from(byte) / divisor).collect()
+fn scale(pixels: &[u8], divisor: f32, values: &mut [f32]) {
+    for (value, &byte) in values.iter_mut().zip(pixels) {
+        *value = f32::from(byte) / divisor;
+    }
 }
 
 /// The pixels of images that are too large for memory, scaled when they are read.
@@ -161,17 +166,6 @@ impl Pixels {
         }
     }
 
-    /// Scaled, if that takes at most so much memory.
-    fn values(self, memory: usize) -> Result<Values, DataError> {
-        let count = self.bytes.len();
-        if count > memory / size_of::<f32>() {
-            return Ok(Values::Pixels(self));
-        }
-        let mut values = vec![0.0; count];
-        self.read(0, &mut values)?;
-        Ok(Values::Memory(values))
-    }
-
     /// Writes the values of the image that is the `index`th, if all are of this size.
     ///
     /// *Errors*: the temporary file cannot be read.
@@ -182,7 +176,7 @@ impl Pixels {
     pub(crate) fn read(&self, index: usize, values: &mut [f32]) -> Result<(), DataError> {
         let bytes = self.bytes.read(index * values.len(), values.len());
         let bytes = bytes.map_err(|problem| problem.of(&self.path))?;
-        values.copy_from_slice(&scaled(&bytes, self.divisor));
+        scale(&bytes, self.divisor, values);
         Ok(())
     }
 }
@@ -227,9 +221,9 @@ fn read_part(folder: &Path, files: [&str; 2], pixels: &mut Spill) -> Result<Part
     let (path, labels_path) = (path?, labels_path?);
     let images_of = read_idx(&path, &IMAGES, PIXELS_MAX, |bytes| pixels.push(bytes));
     let [images, height, width] = images_of.map_err(|problem| problem.of(&path))?;
-    let mut classes = Vec::new();
+    let mut all = Vec::new();
     let labels_of = read_idx(&labels_path, &LABELS, VALUES_MAX, |bytes| {
-        classes.extend(bytes.iter().map(|&byte| u32::from(byte)));
+        all.extend(bytes.iter().map(|&byte| u32::from(byte)));
         Ok(())
     });
     let [labels] = labels_of.map_err(|problem| problem.of(&labels_path))?;
@@ -244,7 +238,7 @@ fn read_part(folder: &Path, files: [&str; 2], pixels: &mut Spill) -> Result<Part
         path,
         height,
         width,
-        labels: classes,
+        labels: all,
     })
 }
 

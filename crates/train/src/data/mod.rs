@@ -261,6 +261,22 @@ impl Dataset {
         Ok(())
     }
 
+    /// The same with the values of a table or of pixels in memory, if these are not more than `bytes`.
+    ///
+    /// *Errors*: the temporary file cannot be read.
+    fn in_memory_up_to(mut self, bytes: usize) -> Result<Self, DataError> {
+        let width = self.schema.features.count();
+        if matches!(self.values, Values::Table(_) | Values::Pixels(_))
+            && self.len() <= bytes / size_of::<f32>() / width
+        {
+            let mut values = vec![0.0; self.len() * width];
+            let mut samples = values.chunks_mut(width).enumerate();
+            samples.try_for_each(|(index, values)| self.read(index, None, values))?;
+            self.values = Values::Memory(values);
+        }
+        Ok(self)
+    }
+
     /// The same samples to train on, and all of `other`, a table that was read with the schema of this one, held out.
     fn and_held_out(mut self, other: Self) -> Self {
         if let (Values::Table(rows), Values::Table(others)) = (&mut self.values, other.values) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::columns::{Encoder, encode};
 use super::spool::Spool;
-use crate::data::{DataError, Dataset, Values};
+use crate::data::DataError;
 
 /// The rows of one table, and of one to evaluate on, as they were read.
 #[derive(Clone, Debug)]
@@ -65,23 +65,5 @@ impl StoredRows {
         read.map_err(|problem| problem.of(&part.path))?;
         encode(&part.encoders, &cells, values);
         Ok(())
-    }
-}
-
-impl Dataset {
-    /// The same with the values of a table in memory, if these are not more than `bytes`.
-    ///
-    /// *Errors*: the temporary file cannot be read.
-    pub(super) fn in_memory_up_to(mut self, bytes: usize) -> Result<Self, DataError> {
-        let width = self.schema.features.count();
-        if let Values::Table(rows) = &self.values
-            && self.len() <= bytes / size_of::<f32>() / width
-        {
-            let mut values = vec![0.0; self.len() * width];
-            let mut samples = values.chunks_mut(width).enumerate();
-            samples.try_for_each(|(row, values)| rows.read(row, values))?;
-            self.values = Values::Memory(values);
-        }
-        Ok(self)
     }
 }
