@@ -66,7 +66,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub use paceline_train::config::TrainConfig;
-pub use paceline_train::{Compute, Loss, Metric, Part, Sums, TrainError, TrainTask, Unit};
+pub use paceline_train::{
+    Compute, Cuts, Loss, Metric, Part, Parts, SequentialTask, Sums, TrainError, TrainTask, Unit,
+};
 
 use crate::cli::program::{Asked, parse};
 use crate::commands::{self, Program};

@@ -34,7 +34,8 @@ pub(crate) fn evaluate<T: TrainTask>(
     };
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
-        let mine = stages.evaluate(ddp, net, task, shards, precision, &device)?;
+        let compute = Compute::new(&device, precision);
+        let mine = stages.evaluate(ddp, net, task, shards, compute)?;
         let all = group.all_gather_bytes(&encode(&mine))?.concat();
         return Ok(total(&all));
     }

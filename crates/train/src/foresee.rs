@@ -1,5 +1,7 @@
 //! Everything that can be known of a job before it begins.
 
+use paceline_split::tensor::ParallelGpt;
+
 use crate::config::{Strategy, Task, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -25,6 +27,7 @@ pub struct Foreseen {
 pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => foresee_task::<Dataset>(config),
+        Task::Lm if config.tp.is_some() => foresee_task::<Text<ParallelGpt>>(config),
         Task::Lm => foresee_task::<Text>(config),
     }
 }
@@ -59,6 +62,7 @@ fn check_monitor<T: TrainTask>(config: &TrainConfig, task: &T) -> Result<(), Tra
 ///
 /// *Errors*: as [`foresee`].
 pub fn foresee_task<T: TrainTask>(config: &TrainConfig) -> Result<Foreseen, TrainError> {
+    T::cuts().check(config)?;
     let task = T::open(config, None)?;
     let (devices, parts) = (config.devices, task.parts());
     if config.strategy == Strategy::Model && devices > parts {

@@ -4,22 +4,21 @@ use std::marker::PhantomData;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use paceline_checkpoint::{CheckpointError, by_rank_0};
-use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{DdpOptions, Precision};
+use paceline_collective::ProcessGroup;
+use paceline_ddp::Precision;
 use paceline_nn::gpt::{Gpt, GptConfig};
 use paceline_split::ModelParallel;
-use paceline_split::pipeline::{Pipeline, PipelineOptions, Sequential, measure};
+use paceline_split::pipeline::Sequential;
 use paceline_split::tensor::{ParallelGpt, PartsError, TensorParallel};
 use paceline_usage::figures::thousands;
 
 use crate::config::TrainConfig;
+use crate::cuts::{Cuts, SequentialTask};
 use crate::data::table::TextColumn;
 use crate::data::text::Documents;
 use crate::data::tokens::Tokens;
 use crate::data::{DataError, DataProblem};
 use crate::error::TrainError;
-use crate::init::begun;
-use crate::layout::{Cuts, Layout, Staged};
 use crate::plan::Shape;
 use crate::report::plural;
 use crate::scores::{self, Classes, Scores};
@@ -98,13 +97,6 @@ impl<M> Text<M> {
         (self.gpt.context, self.gpt.vocabulary) == (gpt.context, gpt.vocabulary)
     }
 
-    /// The tokens of a batch.
-    pub(crate) fn input(&self, batch: &Sequences, device: &Device) -> Tensor<2, Int> {
-        let context = self.gpt.context;
-        let shape = [batch.inputs.len() / context, context];
-        Tensor::from_data(TensorData::new(batch.inputs.clone(), shape), device)
-    }
-
     fn stream(&self, part: Part) -> &Tokens {
         match part {
             Part::Train => &self.train,
@@ -163,7 +155,7 @@ pub(crate) struct Sequences {
 
 impl Sequences {
     /// Number of tokens to predict.
-    pub(crate) fn predictions(&self) -> usize {
+    fn predictions(&self) -> usize {
         self.targets.len()
     }
 
@@ -359,6 +351,28 @@ impl<M: LanguageModel> TrainTask for Text<M> {
         Ok(self.sequences(part, indices)?)
     }
 
+    fn cuts() -> Cuts<Self> {
+        let cuts = Cuts::blocks::<3>();
+        let cuts = cuts.with_parts(|task: &Self, _, device, parts| {
+            let gpt = parts.begin(task.gpt.init(device))?;
+            Ok(M::of(gpt, Some(parts.tensor_parallel()))?)
+        });
+        cuts.with_shape(|task: &Self, precision| {
+            let gpt = &task.gpt;
+            Shape {
+                layers: gpt.layers,
+                heads: gpt.heads,
+                boundary: gpt.context * gpt.width,
+                boundary_value_bytes: match precision {
+                    Precision::F32 => 4,
+                    Precision::Bf16 | Precision::F16 => 2,
+                },
+                predictions: gpt.context,
+                tied: gpt.vocabulary * gpt.width,
+            }
+        })
+    }
+
     fn loss(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Result<Loss, TrainError> {
         Ok(self.scores(model, batch, compute).loss())
     }
@@ -380,68 +394,43 @@ impl<M: LanguageModel> TrainTask for Text<M> {
     }
 }
 
+impl<M: LanguageModel> SequentialTask<3> for Text<M> {
+    fn input(&self, batch: &Sequences, device: &Device) -> Tensor<2, Int> {
+        let context = self.gpt.context;
+        let shape = [batch.inputs.len() / context, context];
+        Tensor::from_data(TensorData::new(batch.inputs.clone(), shape), device)
+    }
+
+    fn weight(&self, batch: &Sequences) -> f32 {
+        batch.predictions() as f32
+    }
+
+    fn loss_of(
+        &self,
+        model: &M,
+        batch: &Sequences,
+        output: M::Output,
+        compute: Compute<'_>,
+    ) -> Loss {
+        batch.scores(model, output, compute.precision).loss()
+    }
+
+    fn sums_of(
+        &self,
+        model: &M,
+        batch: &Sequences,
+        output: M::Output,
+        compute: Compute<'_>,
+    ) -> Result<Sums, TrainError> {
+        batch.scores(model, output, compute.precision).sums()
+    }
+}
+
 impl<M: LanguageModel> Text<M> {
     /// The scores of a batch.
     pub(crate) fn scores(&self, model: &M, batch: &Sequences, compute: Compute<'_>) -> Scores {
         let output = model.forward(self.input(batch, compute.device));
         batch.scores(model, output, compute.precision)
-    }
-}
-
-/// The layouts of language models: parts of matrices, and stages of blocks.
-pub(crate) struct GptCuts;
-
-impl<M: LanguageModel> Cuts<Text<M>> for GptCuts {
-    fn model(
-        &self,
-        task: &Text<M>,
-        config: &TrainConfig,
-        device: &Device,
-        layout: &Layout,
-    ) -> Result<M, TrainError> {
-        let gpt = begun(config, layout, task.gpt.init(device))?;
-        Ok(M::of(gpt, layout.tensor_parallel())?)
-    }
-
-    fn shape(&self, task: &Text<M>, precision: Precision) -> Shape {
-        let gpt = &task.gpt;
-        Shape {
-            layers: gpt.layers,
-            heads: gpt.heads,
-            boundary: gpt.context * gpt.width,
-            boundary_value_bytes: match precision {
-                Precision::F32 => 4,
-                Precision::Bf16 | Precision::F16 => 2,
-            },
-            predictions: gpt.context,
-            tied: gpt.vocabulary * gpt.width,
-        }
-    }
-
-    fn block_costs(
-        &self,
-        task: &Text<M>,
-        config: &TrainConfig,
-        device: &Device,
-    ) -> Result<Vec<f64>, TrainError> {
-        let precision = config.precision;
-        let samples = config.global_batch / config.shards / config.accumulate;
-        let batch = task.sequences(Part::Train, 0..samples.clamp(1, task.len(Part::Train)))?;
-        let input = || task.input(&batch, device);
-        let gpt = task.gpt.init(device);
-        let loss = |output| batch.scores(&gpt, output, precision).loss().mean;
-        Ok(measure(&gpt, device, input, loss))
-    }
-
-    fn pipeline(
-        &self,
-        model: M,
-        mesh: DeviceMesh,
-        options: PipelineOptions,
-        ddp: DdpOptions,
-    ) -> Result<Staged<Text<M>>, TrainError> {
-        let (pipeline, ddp, model) = Pipeline::<3>::on(mesh, model, options, ddp)?;
-        Ok((Box::new(pipeline), ddp, model))
     }
 }
 

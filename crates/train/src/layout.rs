@@ -1,18 +1,13 @@
-//! `Layout`: the mesh of a job's ranks, and what each of them has of the model. `Cuts`: how a task's model is cut for it.
+//! `Layout`: the mesh of a job's ranks, and what each of them has of the model.
 
 use burn::module::Module;
-use burn::tensor::Device;
 use paceline_collective::{DeviceMesh, ProcessGroup};
-use paceline_ddp::{Ddp, DdpError, DdpOptions, Precision};
+use paceline_ddp::{Ddp, DdpError, DdpOptions};
 use paceline_split::pipeline::PipelineOptions;
 use paceline_split::tensor::{TensorParallel, TensorPlacement};
 
 use crate::config::{Switch, TrainConfig};
 use crate::error::TrainError;
-use crate::init::begun;
-use crate::plan::Shape;
-use crate::stages::Stages;
-use crate::task::TrainTask;
 
 /// The ranks of a job, by what they have.
 ///
@@ -134,48 +129,3 @@ impl Layout {
         Some(text)
     }
 }
-
-/// How the model of a task is cut over ranks. By default it is not: every rank has the whole.
-pub(crate) trait Cuts<T: TrainTask>: Sync {
-    /// The model that a run begins with, or what this rank has of it.
-    ///
-    /// *Errors*: a layout that does not fit the model.
-    fn model(
-        &self,
-        task: &T,
-        config: &TrainConfig,
-        device: &Device,
-        layout: &Layout,
-    ) -> Result<T::Model, TrainError> {
-        begun(config, layout, task.model(config, device)?)
-    }
-
-    /// What a plan needs to know of a model that is a list of equal layers.
-    fn shape(&self, _: &T, _: Precision) -> Shape {
-        Shape::default()
-    }
-
-    /// The time of each block of a model, measured on one micro-batch.
-    fn block_costs(&self, _: &T, _: &TrainConfig, _: &Device) -> Result<Vec<f64>, TrainError> {
-        unreachable!("the settings refuse stages of any model but a language model")
-    }
-
-    /// Cuts a model into stages, one rank's of which are returned with their replicas.
-    fn pipeline(
-        &self,
-        _: T::Model,
-        _: DeviceMesh,
-        _: PipelineOptions,
-        _: DdpOptions,
-    ) -> Result<Staged<T>, TrainError> {
-        unreachable!("the settings refuse stages of any model but a language model")
-    }
-}
-
-/// A rank's stages, their replicas and their model.
-pub(crate) type Staged<T> = (Box<dyn Stages<T>>, Ddp, <T as TrainTask>::Model);
-
-/// Models that are not cut.
-pub(crate) struct Whole;
-
-impl<T: TrainTask> Cuts<T> for Whole {}

@@ -12,6 +12,7 @@ mod classes;
 mod classify;
 pub mod config;
 mod console;
+mod cuts;
 pub mod data;
 mod error;
 mod eval;
@@ -49,6 +50,7 @@ mod trainer;
 
 pub use classes::{ClassFigures, Confused, class_table, most_confused, printable};
 pub use console::{COLUMNS_VARIABLE, Output};
+pub use cuts::{Cuts, InputOf, OutputOf, Parts, SequentialTask};
 pub use error::{FailureClass, TrainError};
 pub use eval::{Evaluation, eval};
 pub use export::{Exported, Format, export};

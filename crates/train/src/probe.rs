@@ -13,10 +13,11 @@ use paceline_usage::memory::{peak_resident_bytes, resident_file_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Task, TrainConfig, Zero};
+use crate::cuts::Cuts;
 use crate::data::Dataset;
 use crate::error::TrainError;
-use crate::language::{GptCuts, Text};
-use crate::layout::{Cuts, Layout, Whole};
+use crate::language::Text;
+use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
@@ -95,10 +96,10 @@ impl Rehearsal {
 pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Probe, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
-            measure::<Dataset>(config, &Whole, group, dry)
+            measure::<Dataset>(config, group, dry)
         }
-        Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, &GptCuts, group, dry),
-        Task::Lm => measure::<Text>(config, &GptCuts, group, dry),
+        Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, group, dry),
+        Task::Lm => measure::<Text>(config, group, dry),
     }
 }
 
@@ -108,21 +109,19 @@ pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Pro
 pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
-            whole_steps::<Dataset>(config, &Whole, group)
+            whole_steps::<Dataset>(config, group)
         }
-        Task::Lm if config.tp.is_some() => {
-            whole_steps::<Text<ParallelGpt>>(config, &GptCuts, group)
-        }
-        Task::Lm => whole_steps::<Text>(config, &GptCuts, group),
+        Task::Lm if config.tp.is_some() => whole_steps::<Text<ParallelGpt>>(config, group),
+        Task::Lm => whole_steps::<Text>(config, group),
     }
 }
 
 fn measure<T: TrainTask>(
     config: &TrainConfig,
-    cuts: &dyn Cuts<T>,
     group: &ProcessGroup,
     dry: Dry,
 ) -> Result<Probe, TrainError> {
+    let cuts = T::cuts();
     let shape = cuts.shape(&T::open(config, None)?, config.precision);
     let layers = dry.layers.unwrap_or(shape.layers.min(LAYERS_MEASURED));
     let config = &TrainConfig {
@@ -155,7 +154,7 @@ fn measure<T: TrainTask>(
     let net = cuts.model(&task, config, &device, &layout)?;
     let parameters = parameters(&net);
     let weights_bytes = (4 * (parameters[0] + layers * parameters[1])).max(1) as f64;
-    let mut steps = Steps::new(config, (&task, cuts), &layout, (net, options), group)?;
+    let mut steps = Steps::new(config, (&task, &cuts), &layout, (net, options), group)?;
     let batch = 0..dry.samples;
     let kept_bytes = match dry.waits {
         true => Some(steps.kept(batch.clone())?),
@@ -190,9 +189,9 @@ fn measure<T: TrainTask>(
 
 fn whole_steps<T: TrainTask>(
     config: &TrainConfig,
-    cuts: &dyn Cuts<T>,
     group: &ProcessGroup,
 ) -> Result<Rehearsal, TrainError> {
+    let cuts = T::cuts();
     let task = T::open(config, None)?;
     let device = open_devices(config, group)?.remove(0);
     let layout = Layout::new(config, group)?;
@@ -202,7 +201,7 @@ fn whole_steps<T: TrainTask>(
         recovery: Recovery::None,
         ..ddp_options(config, &task)
     };
-    let mut steps = Steps::new(config, (&task, cuts), &layout, (net, options), group)?;
+    let mut steps = Steps::new(config, (&task, &cuts), &layout, (net, options), group)?;
     let to_start = peak();
     let parts = config.shards * config.accumulate;
     let size = config.global_batch.div_ceil(parts).max(1);
@@ -245,7 +244,7 @@ struct Step {
 impl<'a, T: TrainTask> Steps<'a, T> {
     fn new(
         config: &'a TrainConfig,
-        (task, cuts): (&'a T, &dyn Cuts<T>),
+        (task, cuts): (&'a T, &Cuts<T>),
         layout: &Layout,
         (net, options): (T::Model, DdpOptions),
         group: &'a ProcessGroup,
@@ -254,16 +253,7 @@ impl<'a, T: TrainTask> Steps<'a, T> {
             stop_on_signal: false,
             ..options
         };
-        let (stages, mut ddp, net) = match layout.pipeline() {
-            Some((mesh, pipeline)) => {
-                let (stages, ddp, net) = cuts.pipeline(net, mesh, pipeline, options)?;
-                (Some(stages), ddp, net)
-            }
-            None => {
-                let (ddp, net) = layout.wrap(net, options)?;
-                (None, ddp, net)
-            }
-        };
+        let (stages, mut ddp, net) = cuts.wrap(layout, net, None, options)?;
         let (optimizer, net) = Optimizer::new(config, task, &mut ddp, net)?;
         Ok(Self {
             optimizer,

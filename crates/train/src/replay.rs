@@ -13,7 +13,7 @@ use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig, Zero};
 use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
-use crate::layout::{Cuts, Layout, Whole};
+use crate::layout::Layout;
 use crate::optimizer::Optimizer;
 use crate::run_dir;
 use crate::schedule::Schedule;
@@ -90,7 +90,7 @@ fn run<T: TrainTask>(config: &TrainConfig, replay: Replay) -> Result<Replayed, T
     let schedule = Schedule::new(config, batches.steps_per_epoch());
     let layout = Layout::new(config, &group)?;
     device.seed(config.seed);
-    let net = Whole.model(&task, config, &device, &layout)?;
+    let net = T::cuts().model(&task, config, &device, &layout)?;
     let options = DdpOptions {
         record: Some(NonZeroU64::MIN),
         stop_on_signal: false,

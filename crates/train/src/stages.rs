@@ -1,22 +1,23 @@
 //! `Stages`: how a task trains and evaluates in a pipeline.
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use burn::tensor::{Device, Int, Tensor};
-use paceline_checkpoint::by_rank_0;
+use burn::tensor::{Device, Tensor};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::{Ddp, Precision, Reduced};
-use paceline_split::pipeline::{Act, Action, MicroBatches, Pipeline, Schedule, cut};
+use paceline_split::pipeline::{
+    Act, Action, Busy, MicroBatches, Pipeline, PipelineError, Schedule, Sequential, Trace,
+};
 use paceline_split::tensor::TensorParallel;
 use paceline_usage::{self as usage, Lane, Lanes};
 use serde::Serialize;
 
 use crate::config::TrainConfig;
+use crate::cuts::{InputOf, OutputOf, SequentialTask};
 use crate::error::TrainError;
-use crate::language::{LanguageModel, Sequences, Text};
-use crate::layout::Cuts;
-use crate::task::{Part, Sums, TrainTask};
+use crate::task::{Compute, Part, Sums, TrainTask};
 use crate::trainer::RankBatch;
 
 /// A pipeline of a task's model.
@@ -39,12 +40,20 @@ pub(crate) trait Stages<T: TrainTask> {
         net: &T::Model,
         task: &T,
         shards: &[Vec<Range<usize>>],
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Vec<Sums>, TrainError>;
 
-    /// The stages.
-    fn pipeline(&self) -> &Pipeline<3>;
+    /// As [`Pipeline::ideal`].
+    fn ideal(&self, micro_batches: usize) -> Result<Trace, PipelineError>;
+
+    /// As [`Pipeline::busy`].
+    fn busy(&self) -> Busy;
+
+    /// As [`Pipeline::cuts`].
+    fn cuts(&self) -> &[Range<usize>];
+
+    /// As [`Pipeline::intervals`].
+    fn intervals(&self) -> &[(Action, Instant, Instant)];
 }
 
 /// How much of its time each rank of a job waited in its pipeline.
@@ -69,10 +78,10 @@ impl PipelineReport {
         config: &TrainConfig,
         group: &ProcessGroup,
     ) -> Result<Self, TrainError> {
-        let (pipeline, micro_batches) = (stages.pipeline(), config.accumulate);
-        let ideal_idle_share = pipeline.ideal(micro_batches)?.bubble();
-        let busy = pipeline.busy();
-        let blocks = pipeline.cuts().iter().map(ExactSizeIterator::len);
+        let micro_batches = config.accumulate;
+        let ideal_idle_share = stages.ideal(micro_batches)?.bubble();
+        let busy = stages.busy();
+        let blocks = stages.cuts().iter().map(ExactSizeIterator::len);
         let share = |time: Duration| {
             let share = time.as_secs_f64() / busy.total.as_secs_f64().max(f64::MIN_POSITIVE);
             share.min(1.0)
@@ -147,7 +156,7 @@ pub(crate) fn picture<T: TrainTask>(
             action.micro_batch.to_string(),
         )
     };
-    let own: Vec<Piece> = stages.pipeline().intervals().iter().map(piece).collect();
+    let own: Vec<Piece> = stages.intervals().iter().map(piece).collect();
     let own = serde_json::to_vec(&own).expect("numbers always encode");
     let all = group.all_gather_bytes(&own)?;
     if group.rank() != 0 {
@@ -189,74 +198,79 @@ pub(crate) fn picture<T: TrainTask>(
     Ok(Some(lanes.svg()))
 }
 
-/// Cuts by the time of each block on rank 0, which has a whole model while it measures.
-///
-/// *Blocks*: until rank 0 has measured.
-pub(crate) fn equal_stages<T: TrainTask>(
-    config: &TrainConfig,
-    (task, cuts): (&T, &dyn Cuts<T>),
-    group: &ProcessGroup,
-    device: &Device,
-) -> Result<Vec<usize>, TrainError> {
-    let stages = config
-        .pipeline()
-        .map_or(1, |options| options.size(1).stages());
-    let cuts = by_rank_0(group, || {
-        let stages = cut(&cuts.block_costs(task, config, device)?, stages)?;
-        let starts = stages.iter().skip(1).map(|blocks| blocks.start);
-        Ok::<_, TrainError>(starts.collect())
-    });
-    cuts?
-}
-
-/// A shard of a text.
-struct Shard<'a, M> {
-    task: &'a Text<M>,
-    net: &'a M,
-    batches: &'a [Sequences],
+/// The micro-batches of a shard.
+struct Shard<'a, const D: usize, T: TrainTask> {
+    task: &'a T,
+    net: &'a T::Model,
+    batches: &'a [T::Batch],
     precision: Precision,
     device: Device,
+    /// A loss that no step can have.
+    failed: Cell<Option<TrainError>>,
 }
 
-impl<M: LanguageModel> MicroBatches<Tensor<2, Int>, M::Output> for Shard<'_, M> {
+impl<const D: usize, T: SequentialTask<D>> MicroBatches<InputOf<T, D>, OutputOf<T, D>>
+    for Shard<'_, D, T>
+{
     fn count(&self) -> usize {
         self.batches.len()
     }
 
     fn weight(&self, micro_batch: usize) -> f32 {
-        self.batches[micro_batch].predictions() as f32
+        self.task.weight(&self.batches[micro_batch])
     }
 
-    fn input(&self, micro_batch: usize) -> Tensor<2, Int> {
+    fn input(&self, micro_batch: usize) -> InputOf<T, D> {
         self.task.input(&self.batches[micro_batch], &self.device)
     }
 
-    fn loss(&self, micro_batch: usize, output: M::Output) -> Tensor<1> {
+    fn loss(&self, micro_batch: usize, output: OutputOf<T, D>) -> Tensor<1> {
         let batch = &self.batches[micro_batch];
-        batch.scores(self.net, output, self.precision).loss().mean
+        let compute = Compute::new(&self.device, self.precision);
+        let loss = self.task.loss_of(self.net, batch, output, compute);
+        let mean = loss.mean.clone().mean();
+        match loss.checked(self.task.name()) {
+            Ok(loss) if loss.weight == self.task.weight(batch) => loss.mean,
+            Ok(loss) => {
+                let (has, said) = (loss.weight, self.task.weight(batch));
+                let of = self.task.name();
+                self.failed.set(Some(TrainError::usage(
+                    format!("the loss of a batch of {of} has the weight {has}, and `SequentialTask::weight` says {said}"),
+                    "return the same weight from both",
+                )));
+                mean
+            }
+            Err(error) => {
+                self.failed.set(Some(error));
+                mean
+            }
+        }
     }
 }
 
-impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
+impl<const D: usize, T: SequentialTask<D>> Stages<T> for Pipeline<D> {
     fn step(
         &mut self,
         ddp: &mut Ddp,
-        net: &M,
-        task: &Text<M>,
-        batch: &RankBatch<Sequences>,
+        net: &T::Model,
+        task: &T,
+        batch: &RankBatch<T::Batch>,
         precision: Precision,
     ) -> Result<Reduced, TrainError> {
         let first = ddp.shards().start;
         Self::step(self, ddp, net, |pipeline, shard| {
-            let batches = Shard {
+            let batches = Shard::<D, T> {
                 task,
                 net,
                 batches: &batch[shard.shard() - first],
                 precision,
                 device: shard.device().clone(),
+                failed: Cell::new(None),
             };
-            for (micro_batch, loss) in pipeline.shard(shard, &batches)?.into_iter().enumerate() {
-                shard.add_loss(loss * batches.weight(micro_batch));
+            let losses = pipeline.shard(shard, &batches)?;
+            batches.failed.take().map_or(Ok(()), Err)?;
+            for (loss, batch) in losses.into_iter().zip(batches.batches) {
+                shard.add_loss(loss * task.weight(batch));
             }
             Ok(())
         })
@@ -265,21 +279,20 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
     fn evaluate(
         &mut self,
         ddp: &Ddp,
-        net: &M,
-        task: &Text<M>,
+        net: &T::Model,
+        task: &T,
         shards: &[Vec<Range<usize>>],
-        precision: Precision,
-        device: &Device,
+        compute: Compute<'_>,
     ) -> Result<Vec<Sums>, TrainError> {
         let numbered = shards.iter().enumerate();
         let batches = numbered.flat_map(|(shard, batches)| batches.iter().map(move |b| (shard, b)));
         let batches: Vec<_> = batches.collect();
         let load = |at: usize| {
-            let read = task.sequences(Part::HeldOut, batches[at].1.clone());
+            let read = task.batch(Part::HeldOut, None, batches[at].1.clone());
             // Other stages wait for this one, which has no way to tell them.
             read.unwrap_or_else(|error| panic!("{error}"))
         };
-        let input = |at| task.input(&load(at), device);
+        let input = |at| task.input(&load(at), compute.device);
         let mut sums: Vec<Option<Sums>> = vec![None; shards.len()];
         let mut failed = None;
         Self::evaluate(
@@ -288,7 +301,7 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
             net,
             batches.len(),
             input,
-            |at, output| match load(at).scores(net, output, precision).sums() {
+            |at, output| match task.sums_of(net, &load(at), output, compute) {
                 Ok(batch) => {
                     let shard = sums[batches[at].0].get_or_insert_default();
                     *shard = std::mem::take(shard).add(batch);
@@ -305,7 +318,19 @@ impl<M: LanguageModel> Stages<Text<M>> for Pipeline<3> {
         Ok(sums.into_iter().flatten().collect())
     }
 
-    fn pipeline(&self) -> &Pipeline<3> {
-        self
+    fn ideal(&self, micro_batches: usize) -> Result<Trace, PipelineError> {
+        Self::ideal(self, micro_batches)
+    }
+
+    fn busy(&self) -> Busy {
+        Self::busy(self)
+    }
+
+    fn cuts(&self) -> &[Range<usize>] {
+        Self::cuts(self)
+    }
+
+    fn intervals(&self) -> &[(Action, Instant, Instant)] {
+        Self::intervals(self)
     }
 }

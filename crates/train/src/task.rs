@@ -9,6 +9,7 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
 
 use crate::config::TrainConfig;
+use crate::cuts::Cuts;
 use crate::error::TrainError;
 use crate::optimizer;
 use crate::report::plural;
@@ -338,6 +339,11 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
     /// The model with its parts on `devices`, which are at most as many.
     fn place(&self, model: Self::Model, _devices: &[Device]) -> Self::Model {
         model
+    }
+
+    /// How ranks share the model, with `--pp` and `--tp`; by default they do not, and these settings are refused.
+    fn cuts() -> Cuts<Self> {
+        Cuts::none()
     }
 
     /// The optimizer; by default that of the settings. In a pipeline `model` is a stage.

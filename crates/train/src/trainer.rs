@@ -31,8 +31,8 @@ use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
 use crate::console::{At, Console, Output};
 use crate::data::Dataset;
 use crate::error::TrainError;
-use crate::language::{GptCuts, Text};
-use crate::layout::{Cuts, Layout, Whole};
+use crate::language::Text;
+use crate::layout::Layout;
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{StartRecord, StepRecord, StoppedRecord};
@@ -41,7 +41,7 @@ use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::spans::{Kind, is_kept};
-use crate::stages::{PipelineReport, Stages, equal_stages};
+use crate::stages::{PipelineReport, Stages};
 use crate::task::{Part, TrainTask, Unit};
 use best::Best;
 pub(crate) use epoch::monitored;
@@ -74,10 +74,8 @@ pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Resul
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
             train_task::<Dataset>(config, group, output)
         }
-        Task::Lm if config.tp.is_some() => {
-            run::<Text<ParallelGpt>>(config, &GptCuts, group, output)
-        }
-        Task::Lm => run::<Text>(config, &GptCuts, group, output),
+        Task::Lm if config.tp.is_some() => train_task::<Text<ParallelGpt>>(config, group, output),
+        Task::Lm => train_task::<Text>(config, group, output),
     }
 }
 
@@ -89,18 +87,9 @@ pub fn train_task<T: TrainTask>(
     group: ProcessGroup,
     output: Output,
 ) -> Result<End, TrainError> {
-    run::<T>(config, &Whole, group, output)
-}
-
-fn run<T: TrainTask>(
-    config: &TrainConfig,
-    cuts: &dyn Cuts<T>,
-    group: ProcessGroup,
-    output: Output,
-) -> Result<End, TrainError> {
     group.declare_finish();
     let layout = Layout::new(config, &group).inspect_err(|error| tell(&group, None, error))?;
-    let trainer = Trainer::<T>::new(config, cuts, group.clone(), layout.clone(), output);
+    let trainer = Trainer::<T>::new(config, group.clone(), layout.clone(), output);
     let mut trainer = trainer.inspect_err(|error| tell(&group, Some(&layout), error))?;
     // A failed group ends when nothing holds it any more.
     drop((group, layout));
@@ -248,7 +237,6 @@ fn is_due(every: u64, step: u64) -> bool {
 impl<'a, T: TrainTask> Trainer<'a, T> {
     fn new(
         config: &'a TrainConfig,
-        cuts: &dyn Cuts<T>,
         group: ProcessGroup,
         mut layout: Layout,
         output: Output,
@@ -260,8 +248,10 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let devices = open_devices(config, &group)?;
         let device = devices[0].clone();
         let task = Arc::new(T::open(config, Some(&group))?);
+        let cuts = T::cuts();
+        cuts.check(config)?;
         let starts = match config.measures_blocks() {
-            true => Some(equal_stages(config, (&*task, cuts), &group, &device)?),
+            true => Some(cuts.equal_stages(&task, config, &group, &device)?),
             false => None,
         };
         device.seed(config.seed);
@@ -279,17 +269,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             Strategy::Model => task.place(net, &devices),
             _ => net,
         };
-        let (stages, mut ddp, net) = match layout.pipeline() {
-            Some((mesh, mut pipeline)) => {
-                pipeline.cuts = starts.or(pipeline.cuts);
-                let (stages, ddp, net) = cuts.pipeline(net, mesh, pipeline, options)?;
-                (Some(stages), ddp, net)
-            }
-            None => {
-                let (ddp, net) = layout.wrap(net, options)?;
-                (None, ddp, net)
-            }
-        };
+        let (stages, mut ddp, net) = cuts.wrap(&layout, net, starts, options)?;
         if joins {
             saved = checkpoints.resume(&mut ddp)?;
             let position = saved.as_ref().map(Saved::sampler).transpose()?;

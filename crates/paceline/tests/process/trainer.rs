@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::tempdir;
 
-use super::support::{LIMIT, Running, command, example, hash_of, paceline};
+use super::support::{LIMIT, Running, command, example, hash_of, metrics, paceline};
 
 #[test]
 fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_built_in_settings() {
@@ -61,4 +61,45 @@ fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_bu
     );
     paceline(folder, "eval two").check(2, &["two is a run of `trainer`"]);
     paceline(folder, "report two").is_well();
+}
+
+#[test]
+fn ranks_share_the_blocks_of_a_model_of_ones_own_with_the_bits_of_one_rank() {
+    let folder = tempdir().expect("a folder");
+    let folder = folder.path();
+    let run = |name: &str, line: &str| {
+        let line = format!("--epochs 2 --shards 2 --micro-batches 4 {line}");
+        let command = command(folder, example(name), line.split_whitespace());
+        Running::start(command).ended(LIMIT)
+    };
+    let one = run("blocks", "--run-dir one --nproc-per-node 1");
+    let one = one.is_well().hash();
+    for (name, line) in [
+        ("even", "--nproc-per-node 2 --pp 2"),
+        (
+            "measured",
+            "--nproc-per-node 4 --pp 2 --schedule zb-h1 --pp-cuts cost",
+        ),
+    ] {
+        let ended = run("blocks", &format!("--run-dir {name} {line}"));
+        assert_eq!(ended.is_well().hash(), one, "{line}");
+        assert!(ended.out.contains("pipeline  "), "{}", ended.out);
+    }
+    // Evaluations too.
+    let held_out = |name: &str| {
+        let records = metrics(&folder.join(name));
+        let losses = records.iter().map(|record| record["held_out_loss"].clone());
+        losses.collect::<Vec<_>>()
+    };
+    assert_eq!(held_out("one"), held_out("even"));
+
+    let many = run("blocks", "--run-dir many --nproc-per-node 8 --pp 8");
+    assert!(many.err.contains("8 stages for 6 blocks"), "{}", many.err);
+    let whole = run("trainer", "--run-dir whole --nproc-per-node 2 --pp 2");
+    let why = "`pp` is 2, but this model does not let ranks share its blocks";
+    assert!(whole.err.contains(why), "{}", whole.err);
+    assert_eq!(whole.code, Some(2));
+    let parts = run("blocks", "--run-dir parts --nproc-per-node 2 --tp 2");
+    let why = "`tp` is 2, but this model does not let ranks share its matrices";
+    assert!(parts.err.contains(why), "{}", parts.err);
 }

@@ -41,6 +41,13 @@ pub trait Sequential<const D: usize>: Module + 'static {
     /// The last block.
     fn last(&self, x: Tensor<D>) -> Self::Output;
 
+    /// All blocks, one after another.
+    fn forward_blocks(&self, input: Self::Input) -> Self::Output {
+        let middle = 1..self.block_count() - 1;
+        let x = middle.fold(self.first(input), |x, block| self.middle(block, x));
+        self.last(x)
+    }
+
     /// The parts that its tensors are cut into, if they are: the stages of a pipeline are then cut too.
     fn tensor_parallel(&self) -> Option<&TensorParallel> {
         None

@@ -458,8 +458,11 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
         divisors.join(", ")
     };
     let is_cut = settings.word("sequence_parallel") == Some("on");
+    // A program knows the shapes of its model itself.
+    let is_built_in = settings.program.is_none();
+    let is_cut = is_cut && is_built_in;
     let sizes = [
-        (true, "heads", "attention heads", gpt.heads),
+        (is_built_in, "heads", "attention heads", gpt.heads),
         (is_cut, "context", "tokens of a sequence", gpt.context),
     ];
     for (_, key, what, size) in sizes.into_iter().filter(|(matters, ..)| *matters) {
@@ -536,8 +539,12 @@ fn check_stages(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Conf
         );
     }
     let fits = pipeline.check(config.accumulate);
-    // The embedding and the head are blocks too.
-    let fits = fits.and_then(|()| pipeline.stages(config.gpt(0).layers + 2).map(drop));
+    let fits = fits.and_then(|()| match settings.program {
+        // It knows its blocks itself.
+        Some(_) => Ok(()),
+        // The embedding and the head are blocks too.
+        None => pipeline.stages(config.gpt(0).layers + 2).map(drop),
+    });
     fits.map_err(|error| {
         let hint = error.hint().unwrap_or(
             "choose --pp-cuts for this number of stages, or --pp-cuts none for even ones".into(),

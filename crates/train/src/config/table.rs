@@ -484,29 +484,29 @@ settings! {
     dp: usize = row(RANKS, Kind::Auto(&Kind::Count { min: 1, max: PARTS_MAX }),
         "Replicas of the model (data parallelism); auto is as many as the ranks make with --pp and --tp. With fewer, several ranks \
          have the parts of one")
-        .or("auto").built_in();
+        .or("auto");
     tp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
-        "Parts of each matrix of a language model (tensor parallelism), on as many ranks or fewer; the bits depend on the parts, \
+        "Parts of each matrix (tensor parallelism; language models and programs that can), on as many ranks or fewer; the bits depend on the parts, \
          not on the ranks")
-        .unset("whole matrices").fixed(BITS).needs(Need::LanguageModel).built_in();
+        .unset("whole matrices").fixed(BITS).needs(Need::LanguageModel);
     sequence_parallel: Switch = row(RANKS, Kind::Word(&["off", "on"]),
         "Cut the sequences between the matrices of --tp into parts too, to save memory")
-        .or("off").fixed(BITS).needs(Need::Parts).built_in();
+        .or("off").fixed(BITS).needs(Need::Parts);
     pp: Option<usize> = row(RANKS, Kind::Optional(&Kind::Count { min: 1, max: PARTS_MAX }),
-        "Ranks that share the blocks of a language model and work on different micro-batches at once (pipeline parallelism); the \
-         bits stay the same")
-        .unset("whole models").needs(Need::LanguageModel).built_in();
+        "Ranks that share the blocks of a model and work on different micro-batches at once (pipeline parallelism; language models and \
+         programs that can); the bits stay the same")
+        .unset("whole models").needs(Need::LanguageModel);
     schedule: Schedule = row(RANKS, Kind::Word(&["gpipe", "1f1b", "interleaved", "zb-h1"]),
         "Order of a pipeline's work: gpipe, 1f1b with less memory, interleaved with shorter waits, or zb-h1, which computes gradients \
          of weights in waits")
-        .or("1f1b").needs(Need::Stages).built_in();
+        .or("1f1b").needs(Need::Stages);
     pp_chunks: usize = row(RANKS, Kind::Count { min: 1, max: PARTS_MAX },
         "Stages of each rank of a pipeline with --schedule interleaved")
-        .or("2").needs(Need::Stages).built_in();
+        .or("2").needs(Need::Stages);
     pp_cuts: Option<String> = row(RANKS, Kind::Optional(&Kind::Text),
         "First block of each stage but the first, such as 2,4, where block 0 is the embedding and the last one the head; or cost for \
          stages that take the same time, as measured before the first step")
-        .unset("even stages").needs(Need::Stages).built_in();
+        .unset("even stages").needs(Need::Stages);
     threads_per_rank: usize = row(RANKS, Kind::Count { min: 0, max: 1024 },
         "Compute threads per rank; 0 divides the cores by the ranks")
         .or("0").local();
