@@ -17,7 +17,8 @@
 //! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
 //! - [`AdamW`]: steps of an optimizer. [`Kernels::lerp`]: a step of a moving average.
 //!
-//! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool.
+//! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool; [`compute_here`] makes the calling one
+//! one of them.
 
 mod activations;
 mod adamw;
@@ -50,3 +51,4 @@ pub use gemm::Gemm;
 pub use isa::{Isa, IsaError, Kernels};
 pub use layer_norm::{LayerNorm, LayerNormGradients, RowMoments};
 pub use resample::{Tap, WEIGHT_BITS};
+pub use threads::compute_here;

@@ -54,7 +54,7 @@ pub use linear::{WeightGradients, last_linear, linear, product, scores};
 pub use loss::cross_entropy;
 pub use muon::{Muon, MuonConfig};
 pub use norm::{batch_norm, batch_norm_add_relu, batch_norm_relu, layer_norm};
-pub use paceline_kernels::{Isa, IsaError, Kernels};
+pub use paceline_kernels::{Isa, IsaError, Kernels, compute_here};
 pub use params::{MapParams, map_params};
 pub use pass::{Pass, Recompute, RecomputeParseError, mix};
 pub use run::draw_seed;

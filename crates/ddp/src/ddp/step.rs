@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use paceline_collective::{ProcessGroup, ReduceOp};
-use paceline_nn::{Pass, Recompute, Turn, mix};
+use paceline_nn::{Pass, Recompute, Turn, compute_here, mix};
 use paceline_rendezvous::page::{self, Phase};
 use paceline_rendezvous::stop::StopSignal;
 
@@ -122,6 +122,7 @@ impl Ddp {
         E: From<DdpError>,
     {
         let meeting = self.norms.as_ref().map(Meeting::new);
+        compute_here();
         for (turn, shard) in self.shards().enumerate() {
             if turn > 0 {
                 self.write_buffers(model, &before.statistics);
