@@ -152,16 +152,13 @@ impl Remotes {
 
     /// What a host has said on standard error before it was ready, as text that is harmless on a terminal.
     pub fn told(&self, host: usize) -> Vec<String> {
-        let told = self.hosts.get(host).map_or(&[][..], |host| &host.told);
+        let told = self.hosts.get(host).into_iter().flat_map(|host| &host.told);
         let text = |line: &Vec<u8>| {
             let mut text = Vec::new();
             clean(line, Keep::Text, &mut text);
             String::from_utf8_lossy(&text).trim_end().to_owned()
         };
-        told.iter()
-            .map(text)
-            .filter(|line| !line.is_empty())
-            .collect()
+        told.map(text).filter(|line| !line.is_empty()).collect()
     }
 
     /// Starts the launchers, each with its line, and stays until they have ended: passes on what they say and the signals that this
@@ -176,7 +173,7 @@ impl Remotes {
                 self.err.push(self.said.shown(number, &host.name, &line));
             }
         }
-        let mut over_by = None;
+        let (mut over_by, mut asked) = (None, None);
         let mut late = vec![false; self.hosts.len()];
         while self.hosts.iter().any(|host| !host.is_over()) {
             while let Some(signal) = self.signals.next() {
@@ -184,6 +181,7 @@ impl Remotes {
                     host.link.send(&[u8::try_from(signal).unwrap_or(u8::MAX)]);
                 }
                 if meaning(signal) == Meaning::End {
+                    asked.get_or_insert(signal);
                     over_by.get_or_insert_with(|| Instant::now() + linger);
                 }
             }
@@ -216,7 +214,11 @@ impl Remotes {
             .map(|(host, is_late)| match host.code {
                 Some(code) => RemoteEnd::Code(code),
                 None if is_late => RemoteEnd::Late,
-                None => RemoteEnd::Lost,
+                // The signal came before it could handle one, and ended it.
+                None => match asked.map(|signal| u8::try_from(128 + signal)) {
+                    Some(Ok(code)) => RemoteEnd::Code(code),
+                    _ => RemoteEnd::Lost,
+                },
             });
         ends.collect()
     }

@@ -31,6 +31,9 @@ pub(crate) const NAME: &str = "run-agent";
 /// The version of both sides.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// sshd says in it both addresses of the connection, each with its port.
+pub(super) const SSH_CONNECTION: &str = "SSH_CONNECTION";
+
 /// A longer line is refused; arguments of a program have less than that together.
 const LINE_BYTES_MAX: usize = 8 << 20;
 /// How long the other side may be silent before the job begins: longer than it waits for the slowest host.
@@ -62,7 +65,7 @@ pub(super) struct Ready {
     pub(super) ranks: usize,
     /// What the machine calls itself.
     pub(super) host: String,
-    /// sshd's `SSH_CONNECTION`: both addresses of the connection, each with its port.
+    /// The value of [`SSH_CONNECTION`].
     pub(super) connection: Option<String>,
     /// A free port, of which the next one is free too.
     pub(super) port: Option<u16>,
@@ -134,7 +137,7 @@ pub(crate) fn serve(args: &RunArgs) -> Result<Exit, Failure> {
     let ready = Ready {
         ranks: plan.nproc,
         host: nodename(),
-        connection: std::env::var("SSH_CONNECTION").ok(),
+        connection: std::env::var(SSH_CONNECTION).ok(),
         port: free_ports(),
     };
     say(READY, &serde_json::to_string(&ready).unwrap_or_default());

@@ -12,7 +12,7 @@ use paceline_rendezvous::stop::signal_name;
 use paceline_rendezvous::token::Token;
 use paceline_words::counted;
 
-use super::agent::{self, Check, Order, Ready, VERSION};
+use super::agent::{self, Check, Order, Ready, SSH_CONNECTION, VERSION};
 use super::args::RunArgs;
 use super::hosts::{Host, Hosts};
 use crate::exit::{Exit, Failure, note, tell, warn};
@@ -130,7 +130,9 @@ fn command(host: &Host, ssh: &[String], program: &str) -> Vec<OsString> {
         name = agent::NAME
     );
     if is_here(&host.target, &nodename()) {
-        return ["sh", "-c", &script, program].map(OsString::from).into();
+        // It has been reached by no connection, even if this terminal has.
+        let words = ["env", "-u", SSH_CONNECTION, "sh", "-c", &script, program];
+        return words.map(OsString::from).into();
     }
     // Login shells of any kind understand these words.
     let line = format!("exec sh -c {} {}", quoted(&script), quoted(program));
@@ -359,9 +361,9 @@ fn address(first: &str, ready: &[Ready]) -> String {
     };
     let from = others.iter().filter_map(ends).map(|(from, _)| from);
     let from = from.into_iter().find(|from| !from.is_loopback());
-    match (own, from) {
-        (Some((_, to)), _) => to.to_string(),
-        (None, Some(from)) => from.to_string(),
+    match (own.map(|(_, to)| to), from) {
+        (Some(to), _) if !to.is_loopback() => to.to_string(),
+        (_, Some(addr)) | (Some(addr), None) => addr.to_string(),
         (None, None) => first.to_owned(),
     }
 }
@@ -440,7 +442,7 @@ mod tests {
             "{line}"
         );
         let words = command(&host("localhost"), &ssh, "/paceline");
-        assert_eq!(words.first().expect("a program"), "sh");
+        assert_eq!(words.first().expect("a program"), "env");
         assert!(is_here("n1", "n1.cluster") && is_here("n1.cluster", "n1.cluster"));
         assert!(!is_here("n2", "n1.cluster") && !is_here("me@n1", "n1"));
     }
@@ -461,6 +463,8 @@ mod tests {
         );
         check(&["", "10.0.0.9 5 10.0.0.2 22"], "10.0.0.9");
         check(&["", "::1 5 ::1 22"], "a");
+        check(&["::1 5 ::1 22", "::1 6 ::1 22"], "::1");
+        check(&["::1 5 ::1 22", "10.0.0.9 5 10.0.0.2 22"], "10.0.0.9");
         check(&["x y z", ""], "a");
         check(&["10.0.0.9 4 $(reboot) 22"], "a");
     }
