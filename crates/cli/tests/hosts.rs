@@ -64,7 +64,7 @@ fn struck(site: &Site, strike: &str) -> Ended {
         until [[ -e here.0 && -e here.1 ]]; do sleep 0.02; done
         {strike}
         wait $!; code=$?
-        for pid in $(cat here.*); do while kill -0 $pid 2> /dev/null; do sleep 0.02; done; done
+        for pid in $(cat here.*); do while grep -qs '^State:.[^ZX]' /proc/$pid/status; do sleep 0.02; done; done
         exit $code"
     );
     site.run(&[], &line)
@@ -145,7 +145,7 @@ fn what_is_wrong_with_each_host_is_said_and_nothing_is_left() {
     assert!(!site.path().join("started").exists());
     let gone = site.run(
         &[],
-        "! kill -0 $(cat silent) && ! pgrep -f -- '[-]-stdin=none -- mine'",
+        "! grep -qs '^State:.[^ZX]' /proc/$(cat silent)/status && ! pgrep -f -- '[-]-stdin=none -- mine'",
     );
     gone.ends_with(0);
 }
@@ -235,7 +235,7 @@ fn real_sshds_start_the_job_and_refuse_a_host_without_a_key() {
         site.run(&behind, &line)
     };
     // The names are ssh's alone, and the launchers find each other nevertheless.
-    let ended = run(r#"--hosts a:1,b:2 ./rank.sh "it's" '  '"#);
+    let ended = run(r#"--hosts a:2,b:1 ./rank.sh "it's" '  '"#);
     ended.ends_with(0);
     assert_eq!(ended.ranks().len(), 3, "{ended:?}");
     assert!(ended.out.contains("[rank 2] <it's><  > in "), "{ended:?}");
@@ -245,7 +245,7 @@ fn real_sshds_start_the_job_and_refuse_a_host_without_a_key() {
         "$LAUNCHER run --log-dir /dev/null --ssh \"ssh -F $PWD/config\" --hosts a:1,b:1 ./rank.sh stay &
         until [[ -e here.0 && -e here.1 ]]; do sleep 0.02; done
         kill -KILL $!
-        for pid in $(cat here.*); do while kill -0 $pid 2> /dev/null; do sleep 0.02; done; done"
+        for pid in $(cat here.*); do while grep -qs '^State:.[^ZX]' /proc/$pid/status; do sleep 0.02; done; done"
     );
     site.run(&behind, &line).ends_with(0);
     std::fs::write(site.path().join("known"), "").expect("written");

@@ -454,7 +454,7 @@ mod tests {
             ..Ready::default()
         };
         let check = |connections: &[&str], expect: &str| {
-            let all: Vec<_> = connections.iter().map(|text| ready(text)).collect();
+            let all: Vec<_> = connections.iter().map(|&text| ready(text)).collect();
             assert_eq!(address("a", &all), expect, "{connections:?}");
         };
         check(
