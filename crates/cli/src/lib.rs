@@ -60,7 +60,7 @@ pub enum Command {
     /// Start any program as the ranks of a job.
     Run(Box<RunArgs>),
     /// Be the launcher of one host; started by `run`, not by people. Without arguments it reads what to do.
-    RunAgent(Option<Box<RunArgs>>),
+    HostAgent(Option<Box<RunArgs>>),
     /// Time a program on several numbers of ranks.
     Compare(Box<CompareArgs>),
     /// Disturb a job and see whether it survives.
@@ -174,8 +174,8 @@ impl Command {
                 (None, _) => compare::read(matches).map(|args| Self::Compare(Box::new(args))),
             }),
             run::AGENT => Some(match run::words(matches) {
-                None => Ok(Self::RunAgent(None)),
-                Some(_) => run::read(matches).map(|args| Self::RunAgent(Some(Box::new(args)))),
+                None => Ok(Self::HostAgent(None)),
+                Some(_) => run::read(matches).map(|args| Self::HostAgent(Some(Box::new(args)))),
             }),
             "chaos" => Some(chaos::read(matches).map(|args| Self::Chaos(Box::new(args)))),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
@@ -196,8 +196,8 @@ impl Command {
     pub fn run(&self) -> Result<Exit, Failure> {
         match self {
             Self::Run(args) => run::start(args),
-            Self::RunAgent(None) => run::begin_agent(),
-            Self::RunAgent(Some(args)) => run::serve_agent(args),
+            Self::HostAgent(None) => run::begin_agent(),
+            Self::HostAgent(Some(args)) => run::serve_agent(args),
             Self::Compare(args) => compare::compare(args),
             Self::Chaos(args) => chaos::chaos(args),
             Self::Submit(args) => submit::submit(args),

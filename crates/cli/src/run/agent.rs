@@ -1,4 +1,4 @@
-//! `paceline run-agent`: the launcher of one host of a job, started over ssh by `paceline run --hosts` and told by it what to do.
+//! `paceline host-agent`: the launcher of one host of a job, started over ssh by `paceline run --hosts` and told by it what to do.
 //!
 //! It reads lines and bytes on standard input: what to check, then the job's token and this node's place, then signals. The end of
 //! its input ends the job here, so that nothing outlives the other side or the connection.
@@ -26,7 +26,7 @@ use crate::exit::{Exit, Failure};
 use crate::job;
 
 /// The command's name.
-pub(crate) const NAME: &str = "run-agent";
+pub(crate) const NAME: &str = "host-agent";
 
 /// The version of both sides.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn the_command_line_of_a_host_is_that_of_run_with_a_place() {
         let matches =
-            command().get_matches_from(["run-agent", "--max-restarts", "2", "prog", "--x"]);
+            command().get_matches_from(["host-agent", "--max-restarts", "2", "prog", "--x"]);
         let args = super::super::read(&matches).expect("a program");
         let order = |nodes| Order {
             token: String::new(),

@@ -500,7 +500,7 @@ mod tests {
         );
         check(
             Some(2),
-            &["error: unrecognized subcommand 'run-agent'"],
+            &["error: unrecognized subcommand 'host-agent'"],
             "paceline is an older",
             VERSION,
         );
