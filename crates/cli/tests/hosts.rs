@@ -241,13 +241,11 @@ fn real_sshds_start_the_job_and_refuse_a_host_without_a_key() {
     assert!(ended.out.contains("[rank 2] <it's><  > in "), "{ended:?}");
     assert_eq!(ended.out.matches("token shown no").count(), 3, "{ended:?}");
     run("--hosts a:1,b:1 ./rank.sh fail").ends_with(7);
-    let line = format!(
-        "$LAUNCHER run --log-dir /dev/null --ssh \"ssh -F $PWD/config\" --hosts a:1,b:1 ./rank.sh stay &
+    let killed = r#"$LAUNCHER run --log-dir /dev/null --ssh "ssh -F $PWD/config" --hosts a:1,b:1 ./rank.sh stay &
         until [[ -e here.0 && -e here.1 ]]; do sleep 0.02; done
         kill -KILL $!
-        for pid in $(cat here.*); do while grep -qs '^State:.[^ZX]' /proc/$pid/status; do sleep 0.02; done; done"
-    );
-    site.run(&behind, &line).ends_with(0);
+        for pid in $(cat here.*); do while grep -qs '^State:.[^ZX]' /proc/$pid/status; do sleep 0.02; done; done"#;
+    site.run(&behind, killed).ends_with(0);
     std::fs::write(site.path().join("known"), "").expect("written");
     run("--hosts a,b ./rank.sh")
         .ends_with(3)
