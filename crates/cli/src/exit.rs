@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
+use paceline_launch::marked;
 use paceline_words::{Lang, Word};
 
 const ERROR: Word = Word::new("error", "오류");
@@ -126,18 +127,18 @@ impl Failure {
     /// Coloured on a terminal only, and not with `NO_COLOR`.
     #[must_use]
     pub fn report(&self) -> Exit {
-        self.report_in(Lang::En)
+        put(false, |out| self.write(Lang::En, out));
+        self.exit
     }
 
-    /// The same for a message in this language.
+    /// The same for a message in this language about the job, which its launchers on all nodes have.
     pub(crate) fn report_in(&self, lang: Lang) -> Exit {
-        // A closed stderr takes no message; the exit code still tells.
-        let _ = self.write(lang, &mut anstream::stderr().lock());
+        put(true, |out| self.write(lang, out));
         self.exit
     }
 
     /// `error: ...`, then `hint: ...`, with colours for a stream that removes them where they are unwanted.
-    fn write(&self, lang: Lang, out: &mut impl Write) -> io::Result<()> {
+    fn write(&self, lang: Lang, out: &mut dyn Write) -> io::Result<()> {
         labelled(out, ERROR.of(lang), AnsiColor::Red, &self.message)?;
         match &self.hint {
             Some(hint) => labelled(out, HINT.of(lang), AnsiColor::Cyan, hint),
@@ -174,15 +175,27 @@ pub fn hint_in(lang: Lang, message: &str) {
 
 /// Prints a line on stderr, for people.
 pub fn tell(line: impl fmt::Display) {
-    let _ = writeln!(anstream::stderr().lock(), "{line}");
+    put(false, |out| writeln!(out, "{line}"));
 }
 
-/// A closed stderr takes no message; the program goes on.
 fn say(label: &str, color: AnsiColor, message: &str) {
-    let _ = labelled(&mut anstream::stderr().lock(), label, color, message);
+    put(false, |out| labelled(out, label, color, message));
 }
 
-fn labelled(out: &mut impl Write, label: &str, color: AnsiColor, text: &str) -> io::Result<()> {
+/// Writes to stderr: with colours where they are wanted, or with marks for a launcher that reads it. A closed stderr takes no
+/// message; the program goes on, and the exit code still tells.
+fn put(is_of_job: bool, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
+    if marked("", is_of_job).is_none() {
+        let _ = write(&mut anstream::stderr().lock());
+        return;
+    }
+    let mut bytes = Vec::new();
+    let _ = write(&mut anstream::StripStream::new(&mut bytes));
+    let text = marked(&String::from_utf8_lossy(&bytes), is_of_job).unwrap_or_default();
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+fn labelled(out: &mut dyn Write, label: &str, color: AnsiColor, text: &str) -> io::Result<()> {
     let style = Style::new().bold().fg_color(Some(color.into()));
     writeln!(out, "{style}{label}:{style:#} {text}")
 }

@@ -1,11 +1,13 @@
 //! How options are written.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches};
 
 use crate::exit::{Exit, Failure};
@@ -117,6 +119,42 @@ pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
         let meant = all.iter().find(|one| word(one).matches(&text, false));
         *meant.expect("clap takes no other names")
     })
+}
+
+/// The options that are given, word for word, as another command line has them.
+///
+/// *Errors*: those of `text`.
+pub(crate) fn words<E>(
+    matches: &ArgMatches,
+    options: impl IntoIterator<Item = Arg>,
+    is_given: impl Fn(ValueSource) -> bool,
+    text: impl Fn(&OsString) -> Result<String, E>,
+) -> Result<Vec<String>, E> {
+    let mut words = Vec::new();
+    for arg in options {
+        let id = arg.get_id().as_str();
+        if !matches.value_source(id).is_some_and(&is_given) {
+            continue;
+        }
+        let long = arg.get_long().unwrap_or_default();
+        if !arg.get_action().takes_values() {
+            let times = match arg.get_action() {
+                ArgAction::Count => matches.get_count(id),
+                _ => 1,
+            };
+            words.extend((0..times).map(|_| format!("--{long}")));
+            continue;
+        }
+        for value in matches.get_raw(id).into_iter().flatten() {
+            let value = text(&value.to_owned())?;
+            if value.starts_with('-') || value.is_empty() {
+                words.push(format!("--{long}={value}"));
+            } else {
+                words.extend([format!("--{long}"), value]);
+            }
+        }
+    }
+    Ok(words)
 }
 
 /// The value of an option that clap requires or that has a default.

@@ -59,6 +59,8 @@ pub use stop::Stop;
 pub enum Command {
     /// Start any program as the ranks of a job.
     Run(Box<RunArgs>),
+    /// Be the launcher of one host; started by `run`, not by people. Without arguments it reads what to do.
+    HostAgent(Option<Box<RunArgs>>),
     /// Time a program on several numbers of ranks.
     Compare(Box<CompareArgs>),
     /// Disturb a job and see whether it survives.
@@ -138,6 +140,7 @@ pub fn main() -> ExitCode {
 pub fn commands() -> Vec<clap::Command> {
     vec![
         run::command().mut_args(variables::read),
+        run::agent_command(),
         compare::command(),
         chaos::command(),
         submit::command(),
@@ -170,6 +173,10 @@ impl Command {
                 (None, "run") => run::read(matches).map(|args| Self::Run(Box::new(args))),
                 (None, _) => compare::read(matches).map(|args| Self::Compare(Box::new(args))),
             }),
+            run::AGENT => Some(match run::words(matches) {
+                None => Ok(Self::HostAgent(None)),
+                Some(_) => run::read(matches).map(|args| Self::HostAgent(Some(Box::new(args)))),
+            }),
             "chaos" => Some(chaos::read(matches).map(|args| Self::Chaos(Box::new(args)))),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
@@ -189,6 +196,8 @@ impl Command {
     pub fn run(&self) -> Result<Exit, Failure> {
         match self {
             Self::Run(args) => run::start(args),
+            Self::HostAgent(None) => run::begin_agent(),
+            Self::HostAgent(Some(args)) => run::serve_agent(args),
             Self::Compare(args) => compare::compare(args),
             Self::Chaos(args) => chaos::chaos(args),
             Self::Submit(args) => submit::submit(args),

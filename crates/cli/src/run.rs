@@ -1,11 +1,14 @@
 //! `paceline run`: torchrun's way of starting a program.
 
+mod agent;
 mod alone;
 mod args;
 mod failures;
 mod folder;
+mod hosts;
 mod logs;
 mod nodes;
+mod over_ssh;
 mod placement;
 mod program;
 mod ranks;
@@ -14,8 +17,12 @@ mod sense;
 mod start;
 mod torch_only;
 
+pub(crate) use agent::{
+    NAME as AGENT, begin as begin_agent, command as agent_command, serve as serve_agent,
+};
 pub use args::{Given, RunArgs, command, read, shared};
 pub(crate) use args::{options, words};
+pub use hosts::{Host, Hosts, HostsArgs};
 pub use nodes::{Conf, Nodes, NodesArgs, RdzvBackend};
 pub use placement::Placement;
 pub use ranks::Processes;

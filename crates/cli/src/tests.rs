@@ -8,7 +8,7 @@ use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
 use paceline_rendezvous::env::Timeout;
 
 use super::*;
-use crate::run::{Given, NodesArgs, Placement, Processes, RdzvBackend};
+use crate::run::{Given, HostsArgs, NodesArgs, Placement, Processes, RdzvBackend};
 use crate::usage::{Summary, UsageArgs};
 
 fn words(line: &str) -> Vec<OsString> {
@@ -114,6 +114,8 @@ fn run_has_defaults() {
         given: Given::default(),
         threads_per_rank: None,
         placement: Placement::default(),
+        hosts: HostsArgs::default(),
+        passed: vec![],
         usage: UsageArgs::default(),
         warnings: vec![],
         run_as: RunAs::ByName,

@@ -15,6 +15,7 @@
 //! - after a failure the whole job is started again as often as [`Job::max_restarts`] says (`solo.rs`);
 //! - with [`Recovery::Live`] the ranks that are left go on in place of that, in the same processes (`recovery.rs`);
 //! - with [`Job::cluster`] it is one node's agent of a job on several (`elastic.rs`, `cluster.rs`);
+//! - [`Remotes`] starts the launchers of other hosts through ssh, from one terminal (`remote.rs`);
 //! - every rank's output goes to its own files and, as whole lines, to the console, through bounded memory.
 //!
 //! ```no_run
@@ -55,6 +56,7 @@ mod orphans;
 mod output;
 mod plan;
 mod recovery;
+mod remote;
 mod report;
 mod round;
 mod signals;
@@ -82,12 +84,14 @@ pub use contained::Contained;
 pub use error::LaunchError;
 pub use job::{Cluster, Console, Job, NPROC_MAX, RunAs, StaticPlace, StoreKind, shared_token};
 pub use memory_folder::is_memory_in_use;
+pub use notice::{mark_lines, marked};
 pub use output::{
     DEFAULT_FILE_BYTES_MAX, FOLD_WINDOW, LineFilter, LogFormat, LogOptions, OptionError,
     PrefixTemplate, RankFilter, RunFolder, StreamMap,
 };
 pub use plan::{Plan, THREAD_VARIABLES, Threads};
 pub use recovery::{NotARecovery, Recovery};
+pub use remote::{Answer, ENDS, READY, Remote, RemoteEnd, Remotes};
 pub use report::{AlsoFailed, Failure, FailureKind, Lost, Node, Outcome, RankError};
 pub use stall::{OnStall, StallOptions};
 pub use stop::{HandledSignals, SignalNameError};

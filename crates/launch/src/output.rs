@@ -43,6 +43,7 @@ use reader::{DRAIN_TIME, Reader, Shows, lock};
 use stream::Stream;
 use tail::Tails;
 
+pub(crate) use escapes::{Keep, clean};
 pub use fold::FOLD_WINDOW;
 pub use folder::{DEFAULT_FILE_BYTES_MAX, RunFolder};
 pub use options::{LineFilter, LogFormat, LogOptions, OptionError, RankFilter, StreamMap};

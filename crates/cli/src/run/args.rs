@@ -1,5 +1,6 @@
 //! The command line of `paceline run`.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use clap::{Arg, ArgMatches, value_parser};
 use paceline_launch::{HandledSignals, LogOptions, RunAs, StallOptions};
 use paceline_rendezvous::env::Timeout;
 
+use super::hosts::HostsArgs;
 use super::nodes::NodesArgs;
 use super::placement::{self, Placement};
 use super::ranks::{self, Processes};
@@ -43,6 +45,10 @@ pub struct RunArgs {
     pub threads_per_rank: Option<usize>,
     /// Where ranks run and which devices they see.
     pub placement: Placement,
+    /// The hosts to start the job on over ssh.
+    pub hosts: HostsArgs,
+    /// The options that the launchers of these hosts get too, word for word.
+    pub passed: Vec<String>,
     /// The usage report.
     pub usage: UsageArgs,
     /// The rank that reads this program's standard input.
@@ -105,6 +111,8 @@ Examples:
   Start on two to four nodes that may come and go; run the same on each of them:
     export PACELINE_JOB_TOKEN=...   # once: openssl rand -hex 32
     paceline run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node1 ./my-program
+  Start on two hosts over ssh, with four ranks on each:
+    paceline run --hosts node1:4,node2:4 ./my-program
   Start on all nodes of a Slurm job, which says how many there are and where:
     export PACELINE_JOB_TOKEN=$(openssl rand -hex 32)
     srun --ntasks-per-node=1 paceline run --nproc-per-node 8 ./my-program
@@ -134,6 +142,7 @@ pub fn command() -> clap::Command {
         .args(program::args())
         .arg(stdin_arg())
         .args(flags::args::<NodesArgs>())
+        .args(flags::args::<HostsArgs>())
         .args(placement::args())
         .args(failures::args())
         .args(logs::args())
@@ -188,6 +197,8 @@ pub(crate) fn options(matches: &ArgMatches, program: OsString, args: Vec<OsStrin
             .unwrap_or_default(),
         stall,
         nodes: flags::read(matches),
+        hosts: flags::read(matches),
+        passed: passed(matches),
         threads_per_rank: matches.get_one("threads_per_rank").copied(),
         placement: placement::read(matches),
         usage: flags::read(matches),
@@ -219,6 +230,28 @@ fn stdin(text: &str) -> Result<Stdin, String> {
         (_, Ok(rank)) => Ok(Stdin(Some(rank))),
         _ => Err("expected the number of a rank, or none".to_owned()),
     }
+}
+
+/// What is said to each host of its own, and what only this launcher does.
+const NOT_PASSED: [&str; 7] = [
+    "nproc_per_node",
+    "master_addr",
+    "master_port",
+    "hosts",
+    "hostfile",
+    "ssh",
+    "stdin",
+];
+
+/// The given options for the launchers of hosts. A path that is no text is said in other words, and is found nowhere.
+fn passed(matches: &ArgMatches) -> Vec<String> {
+    let command = command();
+    let options = command.get_arguments().cloned();
+    let options = options.filter(|arg| !NOT_PASSED.contains(&arg.get_id().as_str()));
+    let is_given = |source| source != ValueSource::DefaultValue;
+    let text = |value: &OsString| Ok::<_, Infallible>(value.to_string_lossy().into_owned());
+    let Ok(words) = flags::words(matches, options, is_given, text);
+    words
 }
 
 /// Which options have more than their defaults.

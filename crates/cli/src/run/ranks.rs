@@ -1,5 +1,7 @@
 //! How many ranks `paceline run` starts on this node, and what each of them may use.
 
+use std::fmt;
+
 use clap::Arg;
 use paceline_launch::NPROC_MAX;
 
@@ -76,6 +78,18 @@ impl Processes {
         Err(format!(
             "expected auto, gpu, cpu, or a whole number from 1 to {NPROC_MAX}{why}"
         ))
+    }
+}
+
+/// As it is written on the command line.
+impl fmt::Display for Processes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::PerCore => f.write_str("cpu"),
+            Self::PerGpu => f.write_str("gpu"),
+            Self::Auto => f.write_str("auto"),
+        }
     }
 }
 

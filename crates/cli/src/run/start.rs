@@ -10,10 +10,11 @@ use paceline_launch::{
 };
 use paceline_rendezvous::endpoint::MASTER_PORT;
 use paceline_rendezvous::scheduler::{Pod, Scheduler};
+use paceline_rendezvous::token::Token;
 
 use super::args::{self, RunArgs};
 use super::nodes::{NodesArgs, RdzvBackend};
-use super::{alone, folder, scheduler, sense};
+use super::{alone, folder, over_ssh, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, tell, warn};
 use crate::job;
 
@@ -21,6 +22,12 @@ use crate::job;
 ///
 /// *Errors*: it could not be started.
 pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
+    if let Some(hosts) = args.hosts.read()? {
+        return over_ssh::run(args, &hosts);
+    }
+    if args.hosts.ssh.is_some() {
+        warn("--ssh has no effect without --hosts or --hostfile");
+    }
     let args = &with_master(args, &variable)?;
     let completed = scheduler::complete(args, &variable, &Pod::read)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;
@@ -33,7 +40,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let args = &completed.args;
     let mut job = prepared(args, true)?;
     job.restart_count = completed.restart_count;
-    several_nodes(&mut job, args, completed.scheduler)?;
+    several_nodes(&mut job, args, completed.scheduler, None)?;
     finished(job, args, true)
 }
 
@@ -53,7 +60,7 @@ pub(crate) fn repeat(
 }
 
 /// The job, with all that does not depend on its nodes.
-fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
+pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     let warnings = sense::check(&args.nodes)?;
     for warning in args.warnings.iter().chain(&warnings).filter(|_| is_told) {
         warn(warning);
@@ -80,7 +87,7 @@ fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
 }
 
 /// Runs the job to its end.
-fn finished(mut job: Job, args: &RunArgs, is_told: bool) -> Result<Exit, Failure> {
+pub(super) fn finished(mut job: Job, args: &RunArgs, is_told: bool) -> Result<Exit, Failure> {
     // Other runs leave the folder alone as long as this lives.
     let _folder = folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
     let plan = job.plan().map_err(job::refused)?;
@@ -208,13 +215,14 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Sets the job's nodes and restarts.
+/// Sets the job's nodes and restarts. Without a token it is the environment's.
 ///
 /// *Errors*: several nodes, and no token that all of them know.
-fn several_nodes(
+pub(super) fn several_nodes(
     job: &mut Job,
     args: &RunArgs,
     scheduler: Option<Scheduler>,
+    token: Option<Token>,
 ) -> Result<(), Failure> {
     let is_given = args.given.nodes;
     let args = &args.nodes;
@@ -236,13 +244,15 @@ fn several_nodes(
         }
         return job.master_port.map_or(Ok(()), sense::check_port);
     }
-    job.token = shared_token().map_err(|error| match (&error, scheduler) {
-        (LaunchError::NoSharedToken, Some(scheduler)) => {
-            let hint = scheduler.token_hint().to_owned();
-            Failure::new(Exit::Usage, &error, Some(hint))
-        }
-        _ => job::refused(error),
-    })?;
+    job.token = token
+        .map_or_else(shared_token, Ok)
+        .map_err(|error| match (&error, scheduler) {
+            (LaunchError::NoSharedToken, Some(scheduler)) => {
+                let hint = scheduler.token_hint().to_owned();
+                Failure::new(Exit::Usage, &error, Some(hint))
+            }
+            _ => job::refused(error),
+        })?;
     let cluster = cluster(args);
     if let Some(place) = &cluster.place
         && place.node_rank == 0

@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches};
+use clap::{Arg, ArgMatches};
 
-use crate::run;
+use crate::{flags, run};
 
 /// What the submission itself says to the launchers, or has its own word for.
-const OWN: [&str; 11] = [
+const OWN: [&str; 14] = [
     "nproc_per_node",
     "shutdown_timeout",
     "standalone",
@@ -20,6 +20,9 @@ const OWN: [&str; 11] = [
     "rdzv_backend",
     "rdzv_endpoint",
     "rdzv_id",
+    "hosts",
+    "hostfile",
+    "ssh",
 ];
 
 fn options() -> impl Iterator<Item = Arg> {
@@ -42,29 +45,6 @@ pub(super) fn words(
     matches: &ArgMatches,
     text: impl Fn(&OsString) -> Result<String, clap::Error>,
 ) -> Result<Vec<String>, clap::Error> {
-    let mut words = Vec::new();
-    for arg in options() {
-        let id = arg.get_id().as_str();
-        if matches.value_source(id) != Some(ValueSource::CommandLine) {
-            continue;
-        }
-        let long = arg.get_long().unwrap_or_default();
-        if !arg.get_action().takes_values() {
-            let times = match arg.get_action() {
-                ArgAction::Count => matches.get_count(id),
-                _ => 1,
-            };
-            words.extend((0..times).map(|_| format!("--{long}")));
-            continue;
-        }
-        for value in matches.get_raw(id).into_iter().flatten() {
-            let value = text(&value.to_owned())?;
-            if value.starts_with('-') || value.is_empty() {
-                words.push(format!("--{long}={value}"));
-            } else {
-                words.extend([format!("--{long}"), value]);
-            }
-        }
-    }
-    Ok(words)
+    let is_given = |source| source == ValueSource::CommandLine;
+    flags::words(matches, options(), is_given, text)
 }

@@ -132,6 +132,8 @@ pub const TOOL_VARIABLES: &[Variable] = &[
         "NVIDIA's management library"),
     tool("PACELINE_SYSTEM_ROOT", "a path", "/",
         "folder that holds the machine's /proc, /sys and /dev, as in a container that mounts the host's"),
+    tool("PACELINE_SSH", "a command with its options", "ssh",
+        "what `paceline run --hosts` reaches hosts by, as --ssh"),
     tool("PACELINE_LAUNCHER", "set by the launcher", "none",
         "launchers around this process, by pid and start time; tells the processes of a job from others"),
     tool("PACELINE_TERMINAL_COLUMNS", "a whole number up to 1000; set by the launcher", "none",
