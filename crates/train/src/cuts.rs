@@ -95,11 +95,22 @@ pub struct Cuts<T: TrainTask> {
     shape: Option<fn(&T, Precision) -> Shape>,
 }
 
+/// Measures the time of each block of a model.
+type BlockCosts<T> =
+    fn(&T, <T as TrainTask>::Model, &TrainConfig, &Device) -> Result<Vec<f64>, TrainError>;
+
+/// Makes this rank's stages of a model.
+type MakeStages<T> = fn(
+    <T as TrainTask>::Model,
+    DeviceMesh,
+    PipelineOptions,
+    DdpOptions,
+) -> Result<Staged<T>, TrainError>;
+
 /// What is done with a model that is a list of blocks.
 struct Blocks<T: TrainTask> {
-    costs: fn(&T, T::Model, &TrainConfig, &Device) -> Result<Vec<f64>, TrainError>,
-    pipeline:
-        fn(T::Model, DeviceMesh, PipelineOptions, DdpOptions) -> Result<Staged<T>, TrainError>,
+    costs: BlockCosts<T>,
+    pipeline: MakeStages<T>,
 }
 
 /// A rank's stages, their replicas and their model.
