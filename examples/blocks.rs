@@ -84,7 +84,7 @@ impl TrainTask for Spirals {
                 (index / 2) as f32 / self.len(part) as f32,
                 (index % 2) as f32,
             );
-            let angle = 14.0 * along + 3.1416 * side;
+            let angle = 14.0 * along + std::f32::consts::PI * side;
             ([along * angle.cos(), along * angle.sin()], side as i32)
         };
         let (points, sides): (Vec<[f32; 2]>, Vec<i32>) = of.map(point).unzip();
