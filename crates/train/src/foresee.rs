@@ -1,7 +1,5 @@
 //! Everything that can be known of a job before it begins.
 
-use paceline_split::tensor::ParallelGpt;
-
 use crate::config::{Strategy, Task, TrainConfig};
 use crate::data::Dataset;
 use crate::error::TrainError;
@@ -27,7 +25,6 @@ pub struct Foreseen {
 pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => foresee_task::<Dataset>(config),
-        Task::Lm if config.tp.is_some() => foresee_task::<Text<ParallelGpt>>(config),
         Task::Lm => foresee_task::<Text>(config),
     }
 }

@@ -228,23 +228,20 @@ impl<const D: usize, T: SequentialTask<D>> MicroBatches<InputOf<T, D>, OutputOf<
         let batch = &self.batches[micro_batch];
         let compute = Compute::new(&self.device, self.precision);
         let loss = self.task.loss_of(self.net, batch, output, compute);
-        let mean = loss.mean.clone().mean();
-        match loss.checked(self.task.name()) {
-            Ok(loss) if loss.weight == self.task.weight(batch) => loss.mean,
-            Ok(loss) => {
-                let (has, said) = (loss.weight, self.task.weight(batch));
-                let of = self.task.name();
-                self.failed.set(Some(TrainError::usage(
-                    format!("the loss of a batch of {of} has the weight {has}, and `SequentialTask::weight` says {said}"),
-                    "return the same weight from both",
-                )));
-                mean
-            }
-            Err(error) => {
-                self.failed.set(Some(error));
-                mean
-            }
-        }
+        let (of, said) = (self.task.name(), self.task.weight(batch));
+        let mean = loss.mean.clone();
+        let checked = loss.checked(of).and_then(|loss| match loss.weight {
+            weight if weight == said => Ok(loss.mean),
+            weight => Err(TrainError::usage(
+                format!("the loss of a batch of {of} has the weight {weight}, and `SequentialTask::weight` says {said}"),
+                "return the same weight from both",
+            )),
+        });
+        checked.unwrap_or_else(|error| {
+            self.failed.set(Some(error));
+            // The pass goes on with one value, and then the step fails.
+            mean.mean()
+        })
     }
 }
 

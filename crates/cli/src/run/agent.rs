@@ -11,7 +11,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use paceline_launch::{ENDS, READY, mark_lines};
-use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::token::Token;
 use paceline_rendezvous::wait::wait_for;
 use rustix::event::PollFlags;
@@ -63,8 +62,6 @@ pub(super) struct Check {
 pub(super) struct Ready {
     /// How many ranks it starts.
     pub(super) ranks: usize,
-    /// What the machine calls itself.
-    pub(super) host: String,
     /// The value of [`SSH_CONNECTION`].
     pub(super) connection: Option<String>,
     /// A free port, of which the next one is free too.
@@ -136,7 +133,6 @@ pub(crate) fn serve(args: &RunArgs) -> Result<Exit, Failure> {
     let plan = job.plan().map_err(job::refused)?;
     let ready = Ready {
         ranks: plan.nproc,
-        host: nodename(),
         connection: std::env::var(SSH_CONNECTION).ok(),
         port: free_ports(),
     };

@@ -457,10 +457,9 @@ fn check_parts(settings: &Settings, ranks: u64, cited: &str) -> Result<(), Confi
         let divisors: Vec<String> = divisors.map(|divisor| divisor.to_string()).collect();
         divisors.join(", ")
     };
-    let is_cut = settings.word("sequence_parallel") == Some("on");
     // A program knows the shapes of its model itself.
     let is_built_in = settings.program.is_none();
-    let is_cut = is_cut && is_built_in;
+    let is_cut = is_built_in && settings.word("sequence_parallel") == Some("on");
     let sizes = [
         (is_built_in, "heads", "attention heads", gpt.heads),
         (is_cut, "context", "tokens of a sequence", gpt.context),
