@@ -1,7 +1,8 @@
-//! Speed of each kernel on one thread, for the layers of common networks: GFLOP/s and the share of what fused multiply-adds on registers
-//! reach in the same rounds. A layer's FLOP/byte are those for each byte of its tensors, read or written once: benches/pictures.py draws them.
+//! Speed of each kernel for the layers of common networks: GFLOP/s and the share of what fused multiply-adds on registers
+//! reach on as many threads in the same rounds. A layer's FLOP/byte are those for each byte of its tensors, read or written once:
+//! benches/pictures.py draws them.
 //!
-//! Usage: cargo bench -p paceline-kernels [-- --rounds N] [ISA]
+//! Usage: cargo bench -p paceline-kernels [-- --rounds N] [--threads N] [ISA]
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -44,7 +45,7 @@ const LINEARS: [(&str, [usize; 3]); 7] = [
 ];
 
 fn main() {
-    let mut rounds = 5;
+    let (mut rounds, mut threads) = (5, 1);
     let mut kernels = Kernels::of_process();
     // `cargo test` runs each shape once, and passes the tests' arguments.
     let is_test = !std::env::args().any(|arg| arg == "--bench");
@@ -52,20 +53,29 @@ fn main() {
     while let Some(arg) = args.next() {
         match &*arg {
             "--bench" => {}
-            "--rounds" => rounds = args.next().and_then(|n| n.parse().ok()).expect("a number"),
+            "--rounds" => rounds = number(args.next()),
+            "--threads" => threads = number(args.next()),
             isa => kernels = isa.parse::<Isa>().and_then(Kernels::with),
         }
     }
     let kernels = kernels.unwrap_or_else(|error| panic!("{error}"));
     let least = if is_test { Duration::ZERO } else { MEASURED };
     let rounds = if is_test { 1 } else { rounds };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
-    pool.expect("a thread")
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.expect("threads")
         .install(|| print(kernels, rounds, least));
 }
 
+fn number(arg: Option<String>) -> usize {
+    arg.and_then(|arg| arg.parse().ok()).expect("a number")
+}
+
 fn print(kernels: Kernels, rounds: usize, least: Duration) {
-    println!("{}, one thread, medians of {rounds} rounds", kernels.isa());
+    let threads = match rayon::current_num_threads() {
+        1 => "one thread".to_owned(),
+        threads => format!("{threads} threads"),
+    };
+    println!("{}, {threads}, medians of {rounds} rounds", kernels.isa());
     println!(
         "| layer | FLOP/byte | output, GFLOP/s | gradient of the input | gradient of the weight | multiply-adds on registers |"
     );
@@ -349,8 +359,9 @@ fn rate<T>(count: usize, least: Duration, work: impl Fn() -> T) -> f64 {
     (calls * count) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// GFLOP/s of multiply-adds on registers.
+/// GFLOP/s of multiply-adds on registers, on all threads.
 fn peak(kernels: Kernels, least: Duration) -> f64 {
     const COUNT: usize = 1 << 20;
-    rate(2 * COUNT, least, || kernels.multiply_adds(black_box(COUNT)))
+    let of_thread = || rate(2 * COUNT, least, || kernels.multiply_adds(black_box(COUNT)));
+    rayon::broadcast(|_| of_thread()).iter().sum()
 }

@@ -1,12 +1,15 @@
 //! Convolutions of two-dimensional images, and their gradients.
 //!
 //! Each is a [`Product`] of windows of images, which stay where they are, and a packed matrix with 16 or 32 columns: of the weight for the
-//! output and for the input's gradient, of the output's gradient for that of the weight. Windows of one pixel are in `pointwise.rs`.
+//! output and for the input's gradient, of the output's gradient for that of the weight. Few columns are in `by_rows.rs`, windows of one
+//! pixel in `pointwise.rs`.
 
 #![expect(unsafe_code, reason = "results are not filled with zeros first")]
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
+use crate::by_rows::ByRows;
 use crate::gemm::View;
 use crate::isa::Kernels;
 use crate::pointwise::Pointwise;
@@ -20,7 +23,7 @@ use crate::transpose::{to_planes, to_rows};
 const BLOCK: usize = 90;
 /// Steps whose weights stay in the nearest cache while a block of positions passes. Later steps go on with the same chains.
 const CACHED: usize = 144;
-/// Values of an output's gradient that are copied at once for that of the weight. They stay in the second cache.
+/// Values of an output's gradient that each thread has at once, copied for that of the weight. They stay in the second cache.
 const SPAN_VALUES: usize = 1 << 17;
 /// Values of images that the gradient of a weight has at once, at least those of one image. Part of the bits.
 const BATCH_VALUES: usize = 1 << 18;
@@ -187,6 +190,7 @@ impl Conv {
             window,
             outputs,
             out_plane: height * width,
+            row: (self.stride[1] == 1).then_some(width),
             first: bias.collect(),
             parts: vec![part],
         }
@@ -278,6 +282,7 @@ impl Conv {
             window,
             outputs: channels,
             out_plane: self.input[2] * self.input[3],
+            row: (self.stride == [1, 1]).then_some(self.input[3]),
             first: vec![[0.0; WIDTH]; self.groups * channels.div_ceil(WIDTH)],
             parts,
         }
@@ -348,38 +353,61 @@ impl Window {
         self.origin == [0, 0] && self.size == plane
     }
 
-    /// Copies this part of each plane.
+    /// Copies this part of each plane. What is around the planes stays: [`zeros`](Self::zeros), whichever planes were there before.
     fn fill(&self, planes: &[f32], [height, width]: [usize; 2], out: &mut [f32]) {
         let [rows, columns] = self.size;
-        let left = (-self.origin[1]).clamp(0, columns as isize) as usize;
-        let end = (width as isize - self.origin[1]).clamp(left as isize, columns as isize) as usize;
-        let from = (left as isize + self.origin[1]) as usize;
-        let planes = planes.chunks_exact((height * width).max(1));
+        // The first and the end of the plane's rows, or columns, in this part.
+        let [(top, bottom), (left, right)] = [(0, height), (1, width)].map(|(dim, side)| {
+            let within = |place: isize| place.clamp(0, self.size[dim] as isize) as usize;
+            let first = within(-self.origin[dim]);
+            (first, within(side as isize - self.origin[dim]).max(first))
+        });
+        if top == bottom || left == right {
+            return;
+        }
+        let from = self.plane_offset([top, left], width);
+        let planes = planes.chunks_exact(height * width);
         for (plane, out) in planes.zip(out.chunks_exact_mut(rows * columns)) {
-            for (row, out) in out.chunks_exact_mut(columns).enumerate() {
-                let row = row as isize + self.origin[0];
-                if row < 0 || row >= height as isize || left == end {
-                    out.fill(0.0);
-                    continue;
-                }
-                out[..left].fill(0.0);
-                out[end..].fill(0.0);
-                let values = &plane[row as usize * width + from..][..end - left];
-                copy(values, &mut out[left..end]);
+            let rows = plane[from..].chunks(width);
+            let out = out[top * columns..bottom * columns].chunks_exact_mut(columns);
+            for (row, out) in rows.zip(out) {
+                copy(&row[..right - left], &mut out[left..right]);
             }
         }
+    }
+
+    /// Where in the plane a place of this part is.
+    fn plane_offset(&self, [row, column]: [usize; 2], width: usize) -> usize {
+        let [row, column] = [(0, row), (1, column)]
+            .map(|(dim, place)| (place as isize + self.origin[dim]) as usize);
+        row * width + column
+    }
+
+    /// Room for this part of so many planes, with zeros around them. Nothing if it is the plane itself.
+    fn zeros(&self, planes: usize, plane: [usize; 2]) -> Scratch {
+        let mut zeros = Scratch::new(match self.is_whole(plane) {
+            true => 0,
+            false => self.values(planes),
+        });
+        zeros.fill(0.0);
+        zeros
     }
 }
 
 /// Copies a row. Most are so short that a call of the system's function would take longer than the copy.
 fn copy(from: &[f32], to: &mut [f32]) {
-    let (from, from_rest) = from.as_chunks::<8>();
-    let (to, to_rest) = to.as_chunks_mut::<8>();
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = *from;
-    }
-    for (to, from) in to_rest.iter_mut().zip(from_rest) {
-        *to = *from;
+    const AT_ONCE: usize = 8;
+    let Some(last) = from.len().checked_sub(AT_ONCE) else {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = *from;
+        }
+        return;
+    };
+    // The last values overlap the ones before, without which the compiler would make that call of the loop.
+    for at in (0..from.len()).step_by(AT_ONCE) {
+        let at = at.min(last);
+        let values: [f32; AT_ONCE] = from[at..][..AT_ONCE].try_into().expect("as many");
+        to[at..][..AT_ONCE].copy_from_slice(&values);
     }
 }
 
@@ -395,6 +423,8 @@ struct Correlation<const WIDTH: usize> {
     outputs: usize,
     /// Values of an output's plane.
     out_plane: usize,
+    /// Positions of an output's row, if their windows are one after another.
+    row: Option<usize>,
     /// Where the sums start, for each group and panel of outputs.
     first: Vec<[f32; WIDTH]>,
     parts: Vec<Part<WIDTH>>,
@@ -417,10 +447,7 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         let of_input = self.groups * self.channels * self.plane[0] * self.plane[1];
         let fill = |first: usize, output: &mut [MaybeUninit<f32>]| {
             let mut block = Scratch::new(BLOCK * WIDTH);
-            let mut padded = Scratch::new(match self.window.is_whole(self.plane) {
-                true => 0,
-                false => self.window.values(self.channels),
-            });
+            let mut padded = self.window.zeros(self.channels, self.plane);
             for (image, output) in (first..).zip(output.chunks_exact_mut(of_output.max(1))) {
                 let input = &input[image * of_input..][..of_input];
                 for group in 0..self.groups {
@@ -470,10 +497,26 @@ impl<const WIDTH: usize> Correlation<WIDTH> {
         block: &mut [[f32; WIDTH]],
     ) {
         let steps = part.steps.len();
+        let is_by_rows = |row: &usize| kernels.is_by_rows(self.outputs, *row);
+        let by_rows = self.row.filter(is_by_rows);
         for first in (0..self.outputs).step_by(WIDTH) {
             let panel = group * self.outputs.div_ceil(WIDTH) + first / WIDTH;
             let lanes = WIDTH.min(self.outputs - first);
             let output = &mut output[first * self.out_plane..];
+            if let Some(row) = by_rows {
+                kernels.run(ByRows {
+                    values: input,
+                    positions: &part.rows,
+                    row,
+                    steps: &part.steps,
+                    weights: &part.panels.rows()[panel * steps..][..steps],
+                    first: &self.first[panel],
+                    outputs: lanes,
+                    out: output,
+                    plane: self.out_plane,
+                });
+                continue;
+            }
             for (rows, at) in part.rows.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
                 let block = &mut block[..rows.len()];
                 let weights = &part.panels.rows()[panel * steps..][..steps];
@@ -595,7 +638,7 @@ impl Kernels {
     ///
     /// *Shape*: `x` is `conv.input`, `gradient` is [`Conv::output`], the result is `conv.weight`.
     ///
-    /// *Memory*: copies of a part of the images and of their gradients, 1 MiB or those of one image. With windows of one pixel and a stride, the
+    /// *Memory*: copies of a part of the images and of their gradients, 1 MiB for each thread or those of one image. With windows of one pixel and a stride, the
     /// pixels that they meet.
     ///
     /// # Panics
@@ -638,8 +681,12 @@ impl Kernels {
         // Not with the panels' width, which depends on the instruction set.
         let of_both = of_image + groups * outputs.next_multiple_of(16) * positions;
         let at_once = (BATCH_VALUES / of_both.max(1)).clamp(1, images.max(1));
+        // Each copy and each product ends with a wait for all threads, so there is a batch for each of them if they are small.
+        let threads = rayon::current_num_threads();
+        let batches = threads * BATCH_VALUES / (at_once * of_both).max(1);
+        let round = (at_once * batches.clamp(1, threads)).min(images.max(1));
         // The roles change: a sum has a row for each tap, and a step for each position of each image.
-        let places: Vec<u32> = (0..at_once)
+        let places: Vec<u32> = (0..round)
             .flat_map(|image| {
                 let start = u32::try_from(image * of_image).expect("part of a small batch");
                 rows.iter().map(move |row| start + row)
@@ -650,44 +697,63 @@ impl Kernels {
             sums.fill(0.0);
         }
         let sums = sums.rows_mut::<WIDTH>();
-        let is_whole = forward.window.is_whole(forward.plane);
-        let mut padded = Scratch::new(if is_whole { 0 } else { at_once * of_image });
+        let of_plane = forward.window.values(1);
+        let channels = groups * forward.channels;
+        let mut padded = forward.window.zeros(round * channels, forward.plane);
         // Whole pieces, because later ones are added to their sum.
         let span = (SPAN_VALUES / (panels * WIDTH).max(1) / PIECE * PIECE).max(PIECE);
-        let mut by_position = Scratch::new(panels * span.min(at_once * positions) * WIDTH);
+        let of_span = panels * span.min(at_once * positions) * WIDTH;
+        let mut by_position = Scratch::new(threads * of_span);
         let (of_x, of_gradient) = (x.len() / images.max(1), gradient.len() / images.max(1));
-        for first_image in (0..images).step_by(at_once) {
-            let count = at_once.min(images - first_image);
+        for first_image in (0..images).step_by(round) {
+            let count = round.min(images - first_image);
             let mut a = &x[first_image * of_x..][..count * of_x];
             let gradient = &gradient[first_image * of_gradient..][..count * of_gradient];
-            if !is_whole {
+            if !padded.is_empty() {
                 let padded = &mut padded[..count * of_image];
-                each_mut(padded, of_image, count * of_x, |image, padded| {
-                    let x = &a[image * of_x..][..padded.len() / of_image.max(1) * of_x];
+                each_mut(padded, of_plane, count * of_x, |plane, padded| {
+                    let of_x = of_x / channels;
+                    let x = &a[plane * of_x..][..padded.len() / of_plane * of_x];
                     forward.window.fill(x, forward.plane, padded);
                 });
                 a = padded;
             }
-            let spans = places[..count * positions].chunks(span);
-            for (places, start) in spans.zip((0..).step_by(span)) {
-                let len = places.len();
+            let of_batch = at_once * positions;
+            let spans: Vec<Range<usize>> = (0..count * positions)
+                .step_by(of_batch.max(1))
+                .map(|start| start..(start + of_batch).min(count * positions))
+                .flat_map(|batch| {
+                    let starts = batch.clone().step_by(span);
+                    starts.map(move |start| start..batch.end.min(start + span))
+                })
+                .collect();
+            for spans in spans.chunks(threads) {
+                let (start, end) = (spans[0].start, spans[spans.len() - 1].end);
+                let len = end - start;
                 // By panel and position.
                 let by_position = &mut by_position.rows_mut::<WIDTH>()[..panels * len];
-                each_mut(by_position, len, panels * len * WIDTH, |panel, rows| {
-                    for (panel, rows) in (panel..).zip(rows.chunks_exact_mut(len)) {
-                        forward.by_position(gradient, start, panel, rows);
+                each_mut(by_position, PIECE, panels * len * WIDTH, |first, rows| {
+                    let first = first * PIECE;
+                    for (some, panel, position) in by_unit(first..first + rows.len(), len) {
+                        let rows = &mut rows[some];
+                        forward.by_position(gradient, start + position, panel, rows);
                     }
                 });
-                let is_first = first_image + start == 0;
-                let cost = sums.len() * WIDTH * len;
-                each_mut(sums, 1, cost, |first, sums| {
+                let (cost, unit) = (sums.len() * WIDTH * len, self.windows());
+                each_mut(sums, unit, cost, |first, sums| {
+                    let first = first * unit;
                     for (some, panel, tap) in by_unit(first..first + sums.len(), steps.len()) {
                         let taps = &steps[tap..][..some.len()];
-                        let gradients = &by_position[panel * len..][..len];
                         let (group, _) = forward.outputs_of(panel);
                         let a = &a[forward.window.values(group * forward.channels)..];
                         let sums = &mut sums[some];
-                        add_places(self, (a, taps, places), gradients, is_first, sums);
+                        for span in spans {
+                            let is_first = first_image + span.start == 0;
+                            let gradients = &by_position[panel * len + span.start - start..];
+                            let gradients = &gradients[..span.len()];
+                            let places = &places[span.clone()];
+                            add_places(self, (a, taps, places), gradients, is_first, sums);
+                        }
                     }
                 });
             }

@@ -24,6 +24,7 @@ mod activations;
 mod adamw;
 mod attention;
 mod batch_norm;
+mod by_rows;
 mod conv;
 mod cross_entropy;
 mod functions;

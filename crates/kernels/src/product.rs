@@ -102,6 +102,11 @@ impl Kernels {
         self.isa() == Isa::Avx512 && 8 * wasted <= columns
     }
 
+    /// Rows of [`Left::Windows`] that are computed at once.
+    pub(crate) fn windows(self) -> usize {
+        if self.isa() == Isa::Avx512 { 10 } else { 6 }
+    }
+
     /// Rows of [`Left::Tiles`].
     pub(crate) fn tile(self) -> usize {
         if self.isa() == Isa::Avx512 { 14 } else { 6 }

@@ -228,7 +228,7 @@ fn shapes_from_a_seed() {
         let groups = draw(1, 3);
         let (channels, outputs) = (groups * draw(1, 5), groups * draw(1, 19));
         let conv = Conv {
-            input: [draw(1, 4), channels, draw(1, 14), draw(1, 14)],
+            input: [draw(1, 4), channels, draw(1, 14), draw(1, 40)],
             weight: [outputs, channels / groups, draw(1, 4), draw(1, 4)],
             stride: [draw(1, 3), draw(1, 3)],
             padding: [[draw(0, 3), draw(0, 3)], [draw(0, 3), draw(0, 3)]],
