@@ -35,6 +35,7 @@ declare -rA MAY_USE=(
     [paceline-checkpoint]='paceline-ddp paceline-collective paceline-rendezvous'
     [paceline-train]='paceline-kernels paceline-nn paceline-split paceline-checkpoint paceline-ddp paceline-usage paceline-collective paceline-rendezvous'
     [paceline-cli]='paceline-words paceline-launch paceline-submit paceline-doctor paceline-gpu paceline-usage paceline-report paceline-fake-nvml paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
+    [burn-train-example]='paceline'
     [paceline]='paceline-words paceline-nn paceline-split paceline-cli paceline-report paceline-train paceline-checkpoint paceline-ddp paceline-launch paceline-gpu paceline-usage paceline-collective paceline-rendezvous paceline-nccl paceline-fake-cuda'
 )
 
@@ -42,7 +43,7 @@ declare -rA MAY_USE=(
 readonly FOR_TESTS='paceline-testing'
 
 # Only these crates may reach Burn. The others move bytes and start processes, build in seconds and serve programs without Burn.
-readonly WITH_BURN='paceline-nn paceline-ddp paceline-split paceline-checkpoint paceline-train paceline'
+readonly WITH_BURN='paceline-nn paceline-ddp paceline-split paceline-checkpoint paceline-train paceline burn-train-example'
 
 # The files that know Burn's internals. A new version of Burn can break only these without a compiler error.
 readonly BURN_FILES='crates/nn/src/tape.rs crates/nn/src/values.rs crates/ddp/src/buffer.rs crates/ddp/src/cuda.rs crates/ddp/src/device/rocm.rs'

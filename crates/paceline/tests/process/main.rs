@@ -19,6 +19,7 @@ mod mesh;
 mod minimal;
 mod mlflow;
 mod nodes;
+#[cfg(feature = "object-store")]
 mod object_store;
 mod pipeline;
 mod plan;

@@ -1,8 +1,8 @@
 //! Ordinary burn-train code, data-parallel by one line.
 //!
 //! ```text
-//! cargo build --release --example burn_train
-//! cargo run --release -- run --nproc-per-node 2 target/release/examples/burn_train
+//! cargo build --release --package burn-train-example
+//! cargo run --release -- run --nproc-per-node 2 target/release/burn_train
 //! ```
 //!
 //! Rank 0 shows Burn's own progress lines and summary. Without the launcher it trains on one rank and prints the same hash,
