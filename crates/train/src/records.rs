@@ -45,6 +45,27 @@ pub(crate) struct StepRecord {
     pub(crate) waited_seconds: f64,
 }
 
+#[cfg(test)]
+impl StepRecord {
+    pub(crate) fn of(step: u64, loss: f64) -> Self {
+        Self {
+            kind: "step",
+            step,
+            epoch: 1,
+            loss,
+            lr: 0.5,
+            samples: Some(64.0),
+            tokens: None,
+            grad_norm: None,
+            scale: None,
+            skipped: None,
+            back_to: None,
+            seconds: 0.25,
+            waited_seconds: 0.125,
+        }
+    }
+}
+
 /// A line for an evaluation within an epoch.
 #[derive(Serialize)]
 pub(crate) struct EvaluationRecord {

@@ -21,10 +21,13 @@ use paceline_rendezvous::env::WorkerEnv;
 use serde::Serialize;
 
 use crate::error::TrainError;
+use crate::records::StepRecord;
 use crate::tensorboard::Events;
 
 /// Figures are seen by others at most so much later.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Steps after which rank 0 hands its lines to the system in any case, so that the others know which they still have to keep.
+const HAND_OVER_EVERY: u64 = 16;
 
 /// A run directory locked by this process, at most until the process ends.
 #[derive(Debug)]
@@ -137,6 +140,9 @@ pub fn has_checkpoint(path: &Path) -> bool {
 pub struct Metrics {
     path: PathBuf,
     to: Lines,
+    /// The last steps, whose lines are made together: in each step that would take several times as long, because code and data of the last line
+    /// have left the caches.
+    steps: Vec<StepRecord>,
     /// What a lost rank 0 had written after its last step, which this rank has still to write itself.
     written: Vec<(String, u64)>,
 }
@@ -163,11 +169,7 @@ struct Files {
 impl Files {
     fn add(&mut self, line: &[u8]) -> std::io::Result<()> {
         self.events.add(line);
-        self.lines.write_all(line)?;
-        match self.flushed_at.elapsed() >= FLUSH_EVERY {
-            true => self.flush(),
-            false => Ok(()),
-        }
+        self.lines.write_all(line)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -214,6 +216,7 @@ impl Metrics {
                 flushed_at: Instant::now(),
             }),
             path,
+            steps: Vec::new(),
             written: Vec::new(),
         })
     }
@@ -226,6 +229,7 @@ impl Metrics {
                 lines: Vec::new(),
                 has_new_writer: false,
             },
+            steps: Vec::new(),
             written: Vec::new(),
         }
     }
@@ -241,6 +245,7 @@ impl Metrics {
     ///
     /// *Errors*: the system's.
     pub fn take_over(&mut self, step: u64) -> Result<(), TrainError> {
+        self.settle()?;
         let Lines::Kept { lines, .. } = &mut self.to else {
             return Ok(());
         };
@@ -258,10 +263,12 @@ impl Metrics {
 
     /// The last lines, on a rank that goes on or leaves its state if rank 0 is lost.
     pub fn unwritten(&self) -> String {
-        match &self.to {
-            Lines::Files(_) => String::new(),
-            Lines::Kept { lines, .. } => String::from_utf8_lossy(lines).into_owned(),
-        }
+        let Lines::Kept { lines, .. } = &self.to else {
+            return String::new();
+        };
+        let steps = self.steps.iter().filter_map(|step| line(step).ok());
+        let lines = [lines.clone()].into_iter().chain(steps);
+        String::from_utf8_lossy(&lines.collect::<Vec<_>>().concat()).into_owned()
     }
 
     /// Drops the lines of steps after `step`, which will run again.
@@ -269,7 +276,10 @@ impl Metrics {
     /// *Errors*: the system's.
     pub fn go_back(&mut self, step: u64) -> Result<(), TrainError> {
         match &mut self.to {
-            Lines::Kept { lines, .. } => lines.clear(),
+            Lines::Kept { lines, .. } => {
+                lines.clear();
+                self.steps.clear();
+            }
             Lines::Files(_) => {
                 self.flush()?;
                 let run = self.path.parent().unwrap_or(Path::new("."));
@@ -279,63 +289,83 @@ impl Metrics {
         Ok(())
     }
 
-    /// Adds one line.
+    /// Adds the line of a step.
     ///
     /// *Errors*: the system's.
-    pub fn write(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
-        let mut line = serde_json::to_vec(record).map_err(|e| self.error(e.into()))?;
-        line.push(b'\n');
-        self.put(&line)
-    }
-
-    fn put(&mut self, line: &[u8]) -> Result<(), TrainError> {
-        if !self.written.is_empty()
-            && let Some(key) = key(line)
-        {
-            if self.written.contains(&key) {
-                return Ok(());
-            }
-            // Later steps have no such records.
-            self.written.retain(|(_, of)| *of >= key.1);
-        }
-        let written = match &mut self.to {
-            Lines::Files(files) => files.add(line),
+    pub(crate) fn write_step(&mut self, record: StepRecord) -> Result<(), TrainError> {
+        let step = record.step;
+        let is_late = match &mut self.to {
+            Lines::Files(files) => files.flushed_at.elapsed() >= FLUSH_EVERY,
             Lines::Kept {
                 lines,
                 has_new_writer,
             } => {
-                // Rank 0 has taken part in this step, so it has written the lines before it.
-                let is_step = key(line).is_some_and(|(kind, _)| kind == "step");
-                if is_step && !std::mem::take(has_new_writer) {
+                // Rank 0 has taken part in this step, so it has handed over the lines before it.
+                if step % HAND_OVER_EVERY == 1 && !std::mem::take(has_new_writer) {
                     lines.clear();
+                    self.steps.clear();
                 }
-                lines.extend_from_slice(line);
+                false
+            }
+        };
+        // Later steps have no such records.
+        self.written.retain(|(_, of)| *of >= step);
+        self.steps.push(record);
+        if is_late {
+            return self.flush();
+        }
+        match step.is_multiple_of(HAND_OVER_EVERY) {
+            true => self.hand_over(|files| files.lines.flush()),
+            false => Ok(()),
+        }
+    }
+
+    /// Adds another line.
+    ///
+    /// *Errors*: the system's.
+    pub fn write(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
+        self.settle()?;
+        self.put(record)
+    }
+
+    /// Makes the lines of the last steps.
+    fn settle(&mut self) -> Result<(), TrainError> {
+        let steps = std::mem::take(&mut self.steps);
+        steps.iter().try_for_each(|record| self.put(record))
+    }
+
+    fn put(&mut self, record: &impl Serialize) -> Result<(), TrainError> {
+        let line = line(record).map_err(|error| self.error(error.into()))?;
+        if !self.written.is_empty() && key(&line).is_some_and(|key| self.written.contains(&key)) {
+            return Ok(());
+        }
+        let written = match &mut self.to {
+            Lines::Files(files) => files.add(&line),
+            Lines::Kept { lines, .. } => {
+                lines.extend_from_slice(&line);
                 Ok(())
             }
         };
         written.map_err(|source| self.error(source))
     }
 
-    /// Hands the lines to the system, so that they outlive this process. Their events may follow: the next rank 0 writes those that are missing.
-    ///
-    /// *Errors*: the system's.
-    pub fn flush_lines(&mut self) -> Result<(), TrainError> {
-        self.handed(|files| files.lines.flush())
-    }
-
     /// Hands all that is buffered to the system.
     ///
     /// *Errors*: the system's.
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        self.handed(Files::flush)
+        self.hand_over(Files::flush)
     }
 
-    fn handed(
+    /// Hands lines to the system, so that they outlive this process. Their events may follow: the next rank 0 writes those that are missing.
+    fn hand_over(
         &mut self,
-        hand: impl FnOnce(&mut Files) -> std::io::Result<()>,
+        flush: impl FnOnce(&mut Files) -> std::io::Result<()>,
     ) -> Result<(), TrainError> {
+        if matches!(self.to, Lines::Files(_)) {
+            self.settle()?;
+        }
         let handed = match &mut self.to {
-            Lines::Files(files) => hand(files),
+            Lines::Files(files) => flush(files),
             Lines::Kept { .. } => Ok(()),
         };
         handed.map_err(|source| self.error(source))
@@ -344,6 +374,22 @@ impl Metrics {
     fn error(&self, source: std::io::Error) -> TrainError {
         TrainError::file("write metrics", &self.path)(source)
     }
+}
+
+impl Drop for Metrics {
+    /// A job that fails has its last steps in the file, too.
+    fn drop(&mut self) {
+        if matches!(self.to, Lines::Files(_)) {
+            // The failure is what is told.
+            let _ = self.settle();
+        }
+    }
+}
+
+fn line(record: &impl Serialize) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 /// Kind and step of a line.
@@ -442,24 +488,28 @@ mod tests {
     #[test]
     fn a_rank_that_takes_over_adds_the_lines_that_the_lost_one_did_not_write() {
         let folder = tempfile::tempdir().expect("a folder");
-        let line = |kind: &str, step| serde_json::json!({"kind": kind, "step": step});
+        let epoch = serde_json::json!({"kind": "epoch", "step": 2});
         let mut lost = Metrics::open(folder.path(), None, &[]).expect("open");
         let mut understudy = Metrics::understudy(folder.path());
-        for record in [line("step", 1), line("step", 2)] {
-            lost.write(&record).expect("write");
-            understudy.write(&record).expect("kept");
+        for step in [1, 2] {
+            lost.write_step(StepRecord::of(step, 1.0)).expect("write");
+            understudy
+                .write_step(StepRecord::of(step, 1.0))
+                .expect("kept");
         }
         lost.flush().expect("flush");
-        understudy.write(&line("epoch", 2)).expect("kept");
+        understudy.write(&epoch).expect("kept");
         let path = folder.path().join("metrics.jsonl");
         let mut text = fs::read_to_string(&path).expect("read");
         text.push_str("{\"kind\":\"epoch\",\"st");
         fs::write(&path, text).expect("write");
         // The next one is lost before it has written any line.
         understudy.has_new_writer();
-        understudy.write(&line("step", 3)).expect("kept");
+        understudy.write_step(StepRecord::of(3, 1.0)).expect("kept");
         understudy.take_over(3).expect("take over");
-        understudy.write(&line("step", 4)).expect("write");
+        understudy
+            .write_step(StepRecord::of(4, 1.0))
+            .expect("write");
         understudy.flush().expect("flush");
         let text = fs::read_to_string(&path).expect("read");
         let keys: Vec<_> = text.lines().map(|line| key(line.as_bytes())).collect();
@@ -480,19 +530,18 @@ mod tests {
     fn a_record_that_the_lost_rank_wrote_first_is_not_written_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("metrics.jsonl");
-        let [step, epoch, next] = [("step", 1), ("epoch", 1), ("step", 2)]
-            .map(|(kind, step)| serde_json::json!({"kind": kind, "step": step}));
+        let epoch = serde_json::json!({"kind": "epoch", "step": 1});
         let mut lost = Metrics::open(folder.path(), None, &[]).expect("open");
         let mut understudy = Metrics::understudy(folder.path());
-        understudy.write(&step).expect("kept");
-        for record in [&step, &epoch] {
-            lost.write(record).expect("write");
-        }
+        understudy.write_step(StepRecord::of(1, 1.0)).expect("kept");
+        lost.write_step(StepRecord::of(1, 1.0)).expect("write");
+        lost.write(&epoch).expect("write");
         lost.flush().expect("flush");
         understudy.take_over(1).expect("take over");
-        for record in [&epoch, &next] {
-            understudy.write(record).expect("write");
-        }
+        understudy.write(&epoch).expect("write");
+        understudy
+            .write_step(StepRecord::of(2, 1.0))
+            .expect("write");
         understudy.flush().expect("flush");
         let text = fs::read_to_string(&path).expect("read");
         let kinds: Vec<_> = text

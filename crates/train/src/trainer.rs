@@ -207,8 +207,8 @@ struct Trainer<'a, T: TrainTask> {
     epoch_skipped: u64,
     /// Rank 0 was lost, maybe while it wrote a checkpoint.
     has_to_save: bool,
-    /// Ranks go on, or leave their state, if rank 0 is lost.
-    outlives_rank_0: bool,
+    /// Whether the optimizer keeps the averages that the settings ask for, if any. Its first step shows that.
+    keeps_averages: bool,
 }
 
 /// The state of a trainer that is at this position in the data.
@@ -289,7 +289,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         }
         let console = Console::new(group.rank(), output, schedule.total_steps, step);
         let leaves = config.leaves_state() && checkpoints.leave_after_a_loss(&ddp);
-        let outlives_rank_0 = leaves || config.recovery == Recovery::Live;
         let unwritten = std::mem::take(&mut progress.unwritten);
         let metrics = match group.rank() {
             0 => Some(Metrics::open(
@@ -297,7 +296,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 saved.as_ref().map(Saved::step),
                 unwritten.as_bytes(),
             )?),
-            _ => outlives_rank_0.then(|| Metrics::understudy(&config.run_dir)),
+            _ => (leaves || config.recovery == Recovery::Live)
+                .then(|| Metrics::understudy(&config.run_dir)),
         };
         let mut trainer = Self {
             schedule,
@@ -311,8 +311,8 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
             epoch_predictions: 0.0,
             epoch_skipped: 0,
             has_to_save: false,
+            keeps_averages: config.ema.is_none(),
             confusion: BTreeMap::new(),
-            outlives_rank_0,
             output,
             config,
             group,
@@ -496,6 +496,12 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         self.net = Some(self.ddp.average(net)?);
         self.observer
             .did(Kind::Optimizer, optimizing, Instant::now());
+        if !self.keeps_averages && !skipped {
+            // An evaluation would be the first to miss them, maybe hours later.
+            let net = self.net.as_ref().expect("the model was put back");
+            self.optimizer.averaged(self.config, net)?;
+            self.keeps_averages = true;
+        }
         if self.config.trace == Some(self.step) {
             timeline.settle();
             self.write_trace(&timeline, optimizing)?;
@@ -530,7 +536,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         });
         let [samples, tokens] = T::UNIT.split(predictions);
         if let Some(metrics) = &mut self.metrics {
-            metrics.write(&StepRecord {
+            metrics.write_step(StepRecord {
                 kind: "step",
                 step: self.step,
                 epoch: plan.epoch + 1,
@@ -545,10 +551,6 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
             })?;
-            if self.outlives_rank_0 {
-                // A rank that is killed writes nothing any more.
-                metrics.flush_lines()?;
-            }
         }
         if plan.ends_epoch() {
             self.end_epoch(plan)?;

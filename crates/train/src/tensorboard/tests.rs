@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::*;
+use crate::records::StepRecord;
 use crate::run_dir::Metrics;
 
 /// Values by tag, as (step, value).
@@ -138,18 +139,14 @@ fn shown(run: &Path) -> Scalars {
     shown
 }
 
-fn step(step: u64, loss: f64) -> Value {
-    serde_json::json!({
-        "kind": "step", "step": step, "epoch": 1, "loss": loss, "lr": 0.5, "samples": 64.0, "seconds": 0.25, "waited_seconds": 0.125,
-    })
-}
-
 /// A run that was resumed after its step 300, with figures of each kind; the same steps have other losses the second time.
 fn resumed_run() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let mut metrics = Metrics::open(folder.path(), None, &[]).expect("open");
     for number in 1..=302 {
-        metrics.write(&step(number, 1.0)).expect("write");
+        metrics
+            .write_step(StepRecord::of(number, 1.0))
+            .expect("write");
     }
     metrics.flush().expect("flush");
     drop(metrics);
@@ -158,8 +155,8 @@ fn resumed_run() -> tempfile::TempDir {
         "kind": "epoch", "step": 301, "epoch": 1, "train_loss": 2.0, "held_out_loss": 3.0, "mae": 4.0, "samples_per_second": 256.0,
     });
     let ranks = serde_json::json!({"kind": "ranks", "step": 301, "before": 4, "now": 3});
-    let records = [step(301, 2.0), epoch, ranks];
-    for record in records {
+    metrics.write_step(StepRecord::of(301, 2.0)).expect("write");
+    for record in [epoch, ranks] {
         metrics.write(&record).expect("write");
     }
     metrics.flush().expect("flush");
@@ -198,19 +195,23 @@ fn a_run_that_goes_back_or_loses_rank_0_shows_each_step_once() {
     let mut lost = Metrics::open(run, None, &[]).expect("open");
     let mut understudy = Metrics::understudy(run);
     for number in 1..=3 {
-        lost.write(&step(number, 1.0)).expect("write");
-        understudy.write(&step(number, 1.0)).expect("kept");
+        lost.write_step(StepRecord::of(number, 1.0)).expect("write");
+        understudy
+            .write_step(StepRecord::of(number, 1.0))
+            .expect("kept");
     }
     lost.flush().expect("flush");
     lost.go_back(1).expect("back");
     understudy.go_back(1).expect("back");
-    lost.write(&step(2, 2.0)).expect("write");
+    lost.write_step(StepRecord::of(2, 2.0)).expect("write");
     lost.flush().expect("flush");
-    understudy.write(&step(2, 2.0)).expect("kept");
+    understudy.write_step(StepRecord::of(2, 2.0)).expect("kept");
     // Lost before it has written this one.
-    understudy.write(&step(3, 2.0)).expect("kept");
+    understudy.write_step(StepRecord::of(3, 2.0)).expect("kept");
     understudy.take_over(3).expect("take over");
-    understudy.write(&step(4, 2.0)).expect("write");
+    understudy
+        .write_step(StepRecord::of(4, 2.0))
+        .expect("write");
     understudy.flush().expect("flush");
     let losses = &shown(run)["train/loss"];
     assert_eq!(losses[..], [(1, 1.0), (2, 2.0), (3, 2.0), (4, 2.0)]);
@@ -223,11 +224,12 @@ fn events_that_a_killed_rank_0_left_unwritten_are_written_by_the_next() {
     let mut lost = Metrics::open(run, None, &[]).expect("open");
     let mut understudy = Metrics::understudy(run);
     for number in 1..=200 {
-        lost.write(&step(number, 1.0)).expect("write");
-        understudy.write(&step(number, 1.0)).expect("kept");
-        match number {
-            150 => lost.flush().expect("flush"),
-            _ => lost.flush_lines().expect("flush"),
+        lost.write_step(StepRecord::of(number, 1.0)).expect("write");
+        understudy
+            .write_step(StepRecord::of(number, 1.0))
+            .expect("kept");
+        if number == 150 {
+            lost.flush().expect("flush");
         }
     }
     // A killed process drops nothing. The end of the last event is torn.
@@ -249,10 +251,11 @@ fn spans_of_earlier_steps_do_not_hide_the_steps_before_them() {
     let spans = |of: u64| serde_json::json!({ "kind": "spans", "step": of, "ranks": [] });
     let mut lost = Metrics::open(run, None, &[]).expect("open");
     let mut understudy = Metrics::understudy(run);
-    let lines = [step(1, 1.0), step(2, 1.0), step(3, 1.0), spans(1)];
-    for line in &lines {
-        lost.write(line).expect("write");
-        understudy.write(line).expect("kept");
+    for rank in [&mut lost, &mut understudy] {
+        for step in 1..=3 {
+            rank.write_step(StepRecord::of(step, 1.0)).expect("write");
+        }
+        rank.write(&spans(1)).expect("write");
     }
     lost.flush().expect("flush");
     // Lost before it has written this one, from whose step on events are written again.
@@ -266,7 +269,8 @@ fn spans_of_earlier_steps_do_not_hide_the_steps_before_them() {
 #[test]
 fn a_run_from_before_there_were_event_files_is_shown_from_its_beginning() {
     let folder = tempfile::tempdir().expect("a folder");
-    let lines = [step(1, 1.0), step(2, 1.0)].map(|line| format!("{line}\n"));
+    let line = |step| serde_json::to_string(&StepRecord::of(step, 1.0)).expect("numbers");
+    let lines = [1, 2].map(|step| line(step) + "\n");
     fs::write(folder.path().join("metrics.jsonl"), lines.concat()).expect("write");
     Metrics::open(folder.path(), Some(2), &[])
         .and_then(|mut metrics| metrics.flush())

@@ -4,16 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use burn::module::Module;
-use burn::tensor::TensorData;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor, TensorData};
 use paceline_checkpoint::ledger::Audit;
 use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::weights;
 
-use super::{End, train};
+use super::{End, train, train_task};
 use crate::config::{Given, Inputs, JobShape, Surroundings, TrainConfig};
 use crate::console::Output;
 use crate::error::TrainError;
 use crate::run_dir;
+use crate::task::{Compute, Loss, Part, TrainTask};
 
 /// What the weights of a rank get at the start of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -222,4 +225,67 @@ fn a_job_goes_back_from_a_nan_and_gives_up_the_same_steps_on_any_number_of_ranks
         resumed.has_each_step_once();
         assert_eq!(given_up(&resumed), expected);
     }
+}
+
+/// y = 2 x, with an optimizer of its own.
+struct Line;
+
+impl TrainTask for Line {
+    type Model = Linear;
+    type Batch = Vec<f32>;
+
+    fn open(_: &TrainConfig, _: Option<&ProcessGroup>) -> Result<Self, TrainError> {
+        Ok(Self)
+    }
+
+    fn name(&self) -> &str {
+        "line"
+    }
+
+    fn len(&self, _: Part) -> usize {
+        1437
+    }
+
+    fn model(&self, _: &TrainConfig, device: &Device) -> Result<Linear, TrainError> {
+        Ok(LinearConfig::new(1, 1).init(device))
+    }
+
+    fn optimizer(&self, _: &TrainConfig, _: &Linear) -> Result<ModuleOptimizer, TrainError> {
+        Ok(SgdConfig::new().build().into())
+    }
+
+    fn batch(
+        &self,
+        _: Part,
+        _: Option<u64>,
+        indices: impl Iterator<Item = usize>,
+    ) -> Result<Vec<f32>, TrainError> {
+        Ok(indices.map(|index| index as f32 / 1437.0).collect())
+    }
+
+    fn loss(
+        &self,
+        model: &Linear,
+        batch: &Vec<f32>,
+        compute: Compute<'_>,
+    ) -> Result<Loss, TrainError> {
+        let count = batch.len();
+        let x = TensorData::new(batch.clone(), [count, 1]);
+        let x = Tensor::<2>::from_data(x, compute.device);
+        let y = model.forward(x.clone());
+        Ok(Loss::new((y - x * 2.0).square().mean(), count))
+    }
+}
+
+#[test]
+fn an_optimizer_that_keeps_no_averages_is_refused_after_the_first_step() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), 1, &[("ema", "0.9")]);
+    let group = ProcessGroup::local(1, &GroupOptions::default()).expect("a local group");
+    let group = group.into_iter().next().expect("a rank");
+    let error = train_task::<Line>(&config, group, Output::Json).expect_err("no averages");
+    let expected = "`ema` is 0.9, but the task's optimizer keeps no averages";
+    assert_eq!(error.to_string(), expected);
+    let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    assert!(!lines.contains("\"kind\":\"step\""), "{lines}");
 }
