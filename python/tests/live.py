@@ -1,0 +1,229 @@
+"""Ranks of SameBits that are killed in jobs with `--recovery live`: the others go on, replacements join, and the bits are those of an undisturbed run.
+
+Usage: live.py [NAME...]: all cases, or those with a name in the list. Each case starts PACELINE_TEST_LAUNCHER with this file as its ranks.
+`cargo test -p paceline-python` runs it if PACELINE_TEST_PYTHON is a Python with torch.
+"""
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from forked import main
+from torch import nn
+
+from paceline import _library as library
+from paceline.torch import CollectiveError, Loader, SameBits, weights_hash
+from paceline.torch.group import Group
+
+# Has words such as `2@5:forward` (rank 2 in step 5) and `+1@joined:now` (the first replacement, once it has joined).
+FAULTS = "PACELINE_TEST_FAULTS"
+EPOCHS = 4
+
+
+class Data(torch.utils.data.Dataset):
+    """Vectors with noise from torch's generator, as augmentations have."""
+
+    def __len__(self):
+        return 70
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        row = torch.randn(8, generator=generator)
+        return row + 0.1 * torch.randn(8), row[:4].argmax()
+
+
+def words():
+    return os.environ.get(FAULTS, "").split()
+
+
+def model_and_parts(workers=0):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    return model, optimizer, schedule, Loader(Data(), 24, num_workers=workers)
+
+
+def train(on=lambda place, step: None, accumulate=1):
+    """Trains, and gives the hash of the weights and the scores of all epochs."""
+    model, optimizer, schedule, loader = model_and_parts(int("workers" in words()))
+    same, scores = SameBits(model, seed=3), Scores()
+    if dist.is_initialized():
+        same.recover_live(loader, optimizer=optimizer, schedule=schedule, scores=scores)
+
+    def loss_of(shard):
+        on("forward", step)
+        return nn.functional.cross_entropy(model(shard[0]), shard[1])
+
+    def score():
+        """Each rank's part of the data."""
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rows = torch.arange(64).view(8, 8)[rank::world] / 64
+        model.eval()
+        total = (model(rows).detach() * 2**20).round().sum().view(1).double()
+        model.train()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        return total.item()
+
+    while loader.epoch < EPOCHS:
+        for batch in loader:
+            step = same.state_dict()["batches"]
+            on("loaded", step)
+            same.backward(batch, loss_of)
+            on("committed", step)
+            if (step + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+            on("stepped", step)
+        scores.all.append(same.with_recovery(score))
+    return weights_hash(model)[:16], scores.all
+
+
+class Scores:
+    """State of the program's own."""
+
+    def __init__(self):
+        self.all = []
+
+    def state_dict(self):
+        return {"all": self.all}
+
+    def load_state_dict(self, state):
+        self.all = state["all"]
+
+
+def rank():
+    """The part of a rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group("paceline")
+    replacement = os.environ.get("PACELINE_REPLACEMENT")
+    own = f"+{replacement}" if replacement else os.environ["RANK"]
+    faults = [word for word in words() if word.startswith(f"{own}@")]
+    now = {"step": -1, "operations": 0}
+
+    def strike(place):
+        if f"{own}@{place}" in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on(place, step):
+        if place == "loaded":
+            if replacement and now["step"] < 0:
+                print(f"joined before step {step}", flush=True)
+                strike("joined:now")
+            now["step"], now["operations"] = step, 0
+        strike(f"{step}:{place}")
+
+    def start(self, calls, *args):
+        """Operations of a step: `op2` is the third, and `in2` is killed right after it was begun."""
+        place = f"{now['step']}:"
+        number = now["operations"]
+        now["operations"] += 1
+        strike(f"{place}op{number}")
+        if f"{own}@{place}in{number}" in faults:
+            library.submit(self._handle, calls[0], library.ctypes.c_uint64())
+            strike(f"{place}in{number}")
+        return real_start(self, calls, *args)
+
+    def meet(live):
+        """With `waits`, ranks wait for the replacements of those that are lost; with `lacks`, the result does not reach this rank, which sees the
+        loss first."""
+        while "waits" in words() and dist.get_world_size() < int(os.environ["WORLD_SIZE"]) and live._group.outlook() == library.IN_ORDER:
+            time.sleep(0.001)
+        real_meet(live)
+        if f"{own}@{now['step']}:lacks" in faults:
+            faults.clear()
+            while live._group.outlook() != library.LOST:
+                time.sleep(0.001)
+            print("lacks a result", flush=True)
+            live.look()
+
+    def settle(self, place, completed):
+        settled = real_settle(self, place, completed)
+        if place == library.WITHIN and settled["completed"] > completed:
+            print("completes what another rank has completed", flush=True)
+        return settled
+
+    from paceline.torch.live import Live
+
+    real_start, Group._start = Group._start, start
+    real_meet, Live._meet = Live._meet, meet
+    real_settle, Group.settle = Group.settle, settle
+    outcome = train(on, 2 if "accumulate" in words() else 1)
+    print(f"ended as rank {dist.get_rank()} of {dist.get_world_size()} with {outcome}", flush=True)
+    dist.destroy_process_group()
+
+
+def job(ranks, faults, *options, transport="shm", code=0):
+    """Runs a job, and gives its output and its errors."""
+    command = [os.environ["PACELINE_TEST_LAUNCHER"], "run", "--nproc-per-node", str(ranks), "--recovery", "live", "--no-fold", *options]
+    variables = {**os.environ, FAULTS: faults, "PACELINE_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, sys.executable, __file__], env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, (faults, done.returncode, done.stdout, done.stderr)
+    return done.stdout, done.stderr
+
+
+@functools.cache
+def expected(accumulate):
+    return train(accumulate=accumulate)
+
+
+def goes_on(ranks, faults, left, *options, **more):
+    """Runs a job after which so many ranks are left, and compares their results with those of an undisturbed rank."""
+    out, err = job(ranks, faults, *options, **more)
+    ends = re.findall(r"ended as rank \d+ of (\d+) with (.*)", out)
+    assert len(ends) == left and {int(world) for world, _ in ends} == {left}, (faults, out, err)
+    undisturbed = expected(2 if "accumulate" in faults else 1)
+    assert {outcome for _, outcome in ends} == {str(undisturbed)}, (faults, ends, undisturbed)
+    return out, err
+
+
+# The operations of a step on three ranks are what the shards tell (0), statistics (1 to 3), gradients (4, 5) and the meeting (6). On two and four
+# our all-reduce adds along the tree of the shards: statistics (1, 2), gradients (3), the meeting (4). An evaluation has two more.
+
+
+def a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits():
+    for faults in ("2@2:forward 1@6:committed", "2@1:op0 1@4:op0", "2@2:in4 1@5:in4", "0@3:op5 1@7:stepped", "1@3:in6 0@8:op4", "2@3:op6 0@9:in3"):
+        _, err = goes_on(3, faults, 1)
+        assert re.search(r"rank \d \(pid \d+\) was killed by signal 9 .*; 2 ranks go on", err), (faults, err)
+        assert re.search(r"rank \d \(pid \d+\) was killed by signal 9 .*; 1 rank goes on", err), (faults, err)
+
+
+def so_it_is_over_tcp_and_with_workers_of_loaders():
+    goes_on(4, "0@2:in1 3@2:committed 2@7:in4 workers", 1, transport="tcp")
+
+
+def a_rank_that_is_behind_completes_the_step_with_what_it_has():
+    out, _ = goes_on(3, "1@4:lacks 0@4:committed", 2)
+    assert "lacks a result" in out and "completes what another rank has completed" in out, out
+
+
+def a_rank_may_be_lost_in_an_evaluation():
+    goes_on(3, "1@2:op7 2@5:in5", 1)
+
+
+def replacements_go_on_with_the_state_of_the_others():
+    out, err = goes_on(3, "0@1:in4 1@3:forward +1@joined:now waits", 3, "--max-restarts", "3")
+    assert out.count("joined before step") == 3, (out, err)
+    assert err.count("joins as a replacement; 3 ranks go on") >= 2, err
+    goes_on(2, "1@0:forward 0@6:op2 workers accumulate waits", 2, "--max-restarts", "2", transport="tcp")
+
+
+if __name__ == "__main__":
+    if FAULTS in os.environ:
+        rank()
+    else:
+        main(
+            a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits,
+            so_it_is_over_tcp_and_with_workers_of_loaders,
+            a_rank_that_is_behind_completes_the_step_with_what_it_has,
+            a_rank_may_be_lost_in_an_evaluation,
+            replacements_go_on_with_the_state_of_the_others,
+        )
