@@ -210,10 +210,10 @@ def a_rank_may_be_lost_in_an_evaluation():
 
 
 def replacements_go_on_with_the_state_of_the_others():
-    out, err = goes_on(3, "0@1:in4 1@3:forward +1@joined:now waits", 3, "--max-restarts", "3")
+    out, err = goes_on(3, "0@1:in4 1@3:forward +1@joined:now waits", 3, "--max-restarts", "9")
     assert out.count("joined before step") == 3, (out, err)
     assert err.count("joins as a replacement; 3 ranks go on") >= 2, err
-    goes_on(2, "1@0:forward 0@6:op2 workers accumulate waits", 2, "--max-restarts", "2", transport="tcp")
+    goes_on(2, "1@0:forward 0@6:op2 workers accumulate waits", 2, "--max-restarts", "9", transport="tcp")
 
 
 if __name__ == "__main__":

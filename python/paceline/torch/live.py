@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import _library as library
-from paceline.torch.agree import bytes_of
+from paceline.torch.agree import bytes_of, refuse_differences
 from paceline.torch.error import CollectiveError
 
 
@@ -36,12 +36,12 @@ class Lost(Exception):
 class Live:
     """The commits of a rank.
 
-    ``adopt`` is called with what holds in each new generation, to deal the work anew; ``take`` and ``give`` with and for the state that a
-    replacement gets.
+    ``facts`` must be the same on all ranks. ``adopt`` is called with what holds in each new generation, to deal the work anew; ``give`` makes the
+    state that a replacement gets, and ``take`` has it there.
     """
 
-    def __init__(self, group, adopt, give, take):
-        self._group, self._adopt, self._give, self._take = group, adopt, give, take
+    def __init__(self, group, facts, adopt, give, take):
+        self._group, self._facts, self._adopt, self._give, self._take = group, facts, adopt, give, take
         self.completed = 0
         self._is_invited = False
 
@@ -50,15 +50,17 @@ class Live:
         while True:
             settled = self._regroup(library.NEW)
             try:
-                state = self._receive(settled["giver"])
+                facts, state = self._receive(settled["giver"])
+                self.look()
                 break
-            except CollectiveError:
-                # The giver is lost; the others come back to this one after their step.
+            except (CollectiveError, Lost):
+                # The others have gone on without this one, and come back to it after their step.
                 self._require_lost()
-        self.completed = settled["completed"]
-        self._take(settled["giver"], state)
-        self._adopt(settled)
+        refuse_differences({settled["giver"]: facts, self._group.rank(): self._facts})
         self._group.declare_joined()
+        self.completed = settled["completed"]
+        self._take(state)
+        self._adopt(settled)
 
     def look(self):
         """Raises :class:`Lost` if a rank is lost."""
@@ -121,7 +123,7 @@ class Live:
 
     def _send(self, new):
         state = io.BytesIO()
-        torch.save(self._give(), state)
+        torch.save((self._facts, self._give()), state)
         state = torch.frombuffer(state.getbuffer(), dtype=torch.uint8)
         head = torch.tensor([state.nbytes, zlib.crc32(bytes_of(state))])
         for rank in new:

@@ -115,7 +115,7 @@ class SameBits:
                 words = "a lost rank ends the job: no launcher recovers it live; use `paceline run --recovery live` and the backend paceline"
                 warnings.warn(words, stacklevel=2)
             return
-        self._live = Live(self._group, self._adopt, self._give, self._take)
+        self._live = Live(self._group, self._facts, self._adopt, self._give, self._take)
         if loader is not None:
             loader.before_batch = self._live.admit
         if is_joining:
@@ -160,7 +160,6 @@ class SameBits:
     def _give(self):
         """What a replacement needs."""
         return {
-            "facts": self._facts,
             "tensors": [tensor.detach() for tensor in self._tensors()],
             "grads": [parameter.grad for parameter in self.model.parameters()],
             "same": self.state_dict(),
@@ -169,8 +168,7 @@ class SameBits:
             "steps": phase.steps(),
         }
 
-    def _take(self, giver, state):
-        agree.refuse_differences({giver: state["facts"], self._group.rank(): self._facts})
+    def _take(self, state):
         with torch.no_grad():
             for tensor, given in zip(self._tensors(), state["tensors"]):
                 tensor.copy_(given)
