@@ -14,7 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from forked import main
+from forked import main, raises
 from torch import nn
 
 from paceline import _library as library
@@ -53,9 +53,14 @@ def model_and_parts(workers=0):
 def train(on=lambda place, step: None, accumulate=1):
     """Trains, and gives the hash of the weights and the scores of all epochs."""
     model, optimizer, schedule, loader = model_and_parts(int("workers" in words()))
-    same, scores = SameBits(model, seed=3), Scores()
-    if dist.is_initialized():
+    is_other = "other" in words() and "PACELINE_REPLACEMENT" in os.environ
+    same, scores = SameBits(model, seed=3 + is_other), Scores()
+    if "groups" in words():
+        dist.new_group([0, 1])
+    if dist.is_initialized() and "plain" not in words():
         same.recover_live(loader, optimizer=optimizer, schedule=schedule, scores=scores)
+    if "later" in words():
+        raises(RuntimeError, lambda: dist.new_group([0, 1]), "make no others after SameBits.recover_live")
 
     def loss_of(shard):
         on("forward", step)
@@ -133,9 +138,10 @@ def rank():
         return real_start(self, calls, *args)
 
     def meet(live):
-        """With `waits`, ranks wait for the replacements of those that are lost; with `lacks`, the result does not reach this rank, which sees the
-        loss first."""
-        while "waits" in words() and dist.get_world_size() < int(os.environ["WORLD_SIZE"]) and live._group.outlook() == library.IN_ORDER:
+        """With `waits`, ranks wait for the replacements of those that are lost, with `once` only in step 3; with `lacks`, the result does not reach
+        this rank, which sees the loss first."""
+        waits = "waits" in words() or ("once" in words() and now["step"] == 3)
+        while waits and dist.get_world_size() < int(os.environ["WORLD_SIZE"]) and live._group.outlook() == library.IN_ORDER:
             time.sleep(0.001)
         real_meet(live)
         if f"{own}@{now['step']}:lacks" in faults:
@@ -190,10 +196,15 @@ def goes_on(ranks, faults, left, *options, **more):
 
 
 def a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits():
-    for faults in ("2@2:forward 1@6:committed", "2@1:op0 1@4:op0", "2@2:in4 1@5:in4", "0@3:op5 1@7:stepped", "1@3:in6 0@8:op4", "2@3:op6 0@9:in3"):
-        _, err = goes_on(3, faults, 1)
-        assert re.search(r"rank \d \(pid \d+\) was killed by signal 9 .*; 2 ranks go on", err), (faults, err)
-        assert re.search(r"rank \d \(pid \d+\) was killed by signal 9 .*; 1 rank goes on", err), (faults, err)
+    for faults in (
+        "3@1:forward 0@4:op4 1@7:committed",
+        "3@1:op0 2@4:in6 0@8:op0",
+        "0@1:in3 2@4:op5 3@8:stepped",
+        "3@1:op4 2@4:op6 1@8:in4",
+    ):
+        _, err = goes_on(4, faults, 1)
+        for left in ("3 ranks go", "2 ranks go", "1 rank goes"):
+            assert re.search(rf"rank \d \(pid \d+\) was killed by signal 9 .*; {left} on", err), (faults, err)
 
 
 def so_it_is_over_tcp_and_with_workers_of_loaders():
@@ -207,6 +218,22 @@ def a_rank_that_is_behind_completes_the_step_with_what_it_has():
 
 def a_rank_may_be_lost_in_an_evaluation():
     goes_on(3, "1@2:op7 2@5:in5", 1)
+
+
+def a_program_that_does_not_ask_for_it_ends_with_the_named_failure():
+    _, err = job(3, "1@4:op3 plain", code=128 + signal.SIGKILL)
+    assert "no live recovery: rank " in err and re.search(r"error: rank 1 \(pid \d+\) was killed by signal 9", err), err
+
+
+def what_cannot_recover_is_refused():
+    _, err = job(2, "groups", code=1)
+    assert "live recovery needs the group of all ranks to be the only one" in err, err
+    goes_on(2, "1@2:op0 later", 1)
+
+
+def a_replacement_with_other_settings_is_refused():
+    _, err = goes_on(2, "1@2:op0 other once", 1, "--max-restarts", "1")
+    assert "ranks differ in seed: rank 0 has 3, rank 1 has 4" in err, err
 
 
 def replacements_go_on_with_the_state_of_the_others():
@@ -226,4 +253,7 @@ if __name__ == "__main__":
             a_rank_that_is_behind_completes_the_step_with_what_it_has,
             a_rank_may_be_lost_in_an_evaluation,
             replacements_go_on_with_the_state_of_the_others,
+            a_replacement_with_other_settings_is_refused,
+            what_cannot_recover_is_refused,
+            a_program_that_does_not_ask_for_it_ends_with_the_named_failure,
         )

@@ -289,7 +289,8 @@ impl DdpError {
 
     /// Whether a step failed because other ranks were lost or gave up, so that this rank's state is as good as before the step.
     pub fn is_loss(&self) -> bool {
-        self.collective().is_some_and(paceline_collective::Error::is_loss)
+        self.collective()
+            .is_some_and(paceline_collective::Error::is_loss)
     }
 
     /// Advice, if there is any.

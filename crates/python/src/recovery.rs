@@ -21,7 +21,12 @@ pub extern "C" fn paceline_declare(group: u64, word: u32) -> i32 {
             1 => {}
             2 => group.declare_admission(),
             3 => group.declare_joined(),
-            _ => return Err(Failure::new("bug", format!("no word has the number {word}"))),
+            _ => {
+                return Err(Failure::new(
+                    "bug",
+                    format!("no word has the number {word}"),
+                ));
+            }
         }
         Ok(OK)
     })
@@ -104,7 +109,12 @@ pub extern "C" fn paceline_settle(group: u64, place: u32, completed: u64) -> i32
             0 => Place::Within,
             1 => Place::Between,
             2 => Place::New,
-            _ => return Err(Failure::new("bug", format!("no place has the number {place}"))),
+            _ => {
+                return Err(Failure::new(
+                    "bug",
+                    format!("no place has the number {place}"),
+                ));
+            }
         };
         let group = tables().groups.get(group)?;
         let settled = settle(&group, Standing { place, completed })?;
@@ -124,7 +134,8 @@ fn settle(group: &Group, own: Standing) -> Result<paceline_collective::Settlemen
     let all: Vec<Standing> = all.iter().map(|bytes| Standing::decode(bytes)).collect();
     paceline_collective::settle(&all).map_err(|apart| {
         group.abort(&apart.to_string());
-        Failure::new("other", apart.to_string())
-            .hint("all ranks must call SameBits.backward and SameBits.with_recovery in the same order")
+        Failure::new("other", apart.to_string()).hint(
+            "all ranks must call SameBits.backward and SameBits.with_recovery in the same order",
+        )
     })
 }

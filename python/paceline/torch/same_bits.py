@@ -111,7 +111,7 @@ class SameBits:
             agree.compare(self._facts, self._group)
         is_whole = isinstance(self._group, Group) and self._group is dist.group.WORLD
         if not is_whole or not self._group.go_live(admits=loader is not None):
-            if self._group is not None and dist.get_world_size(self._group) > 1:
+            if self._group is not None and dist.get_rank(self._group) == 0 and dist.get_world_size(self._group) > 1:
                 words = "a lost rank ends the job: no launcher recovers it live; use `paceline run --recovery live` and the backend paceline"
                 warnings.warn(words, stacklevel=2)
             return
