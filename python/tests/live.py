@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from forked import main, raises
+from forked import free_port, main, raises
 from torch import nn
 
 from paceline import _library as library
@@ -108,7 +109,8 @@ class Scores:
 def rank():
     """The part of a rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("paceline")
+    limit = timedelta(seconds=6) if ":stopped" in os.environ[FAULTS] else None
+    dist.init_process_group("paceline", timeout=limit)
     replacement = os.environ.get("PACELINE_REPLACEMENT")
     own = f"+{replacement}" if replacement else os.environ["RANK"]
     faults = [word for word in words() if word.startswith(f"{own}@")]
@@ -116,7 +118,7 @@ def rank():
 
     def strike(place):
         if f"{own}@{place}" in faults:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if place.endswith(":stopped") else signal.SIGKILL)
 
     def on(place, step):
         if place == "loaded":
@@ -124,6 +126,7 @@ def rank():
                 print(f"joined before step {step}", flush=True)
                 strike("joined:now")
             now["step"], now["operations"] = step, 0
+            strike(f"{step}:stopped")
         strike(f"{step}:{place}")
 
     def start(self, calls, *args):
@@ -167,13 +170,26 @@ def rank():
     dist.destroy_process_group()
 
 
-def job(ranks, faults, *options, transport="shm", code=0):
-    """Runs a job, and gives its output and its errors."""
+def job(ranks, faults, *options, transport="shm", code=0, nodes=1):
+    """Runs a job with so many ranks on each node, and gives its output and its errors."""
     command = [os.environ["PACELINE_TEST_LAUNCHER"], "run", "--nproc-per-node", str(ranks), "--recovery", "live", "--no-fold", *options]
     variables = {**os.environ, FAULTS: faults, "PACELINE_TRANSPORT": transport, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, sys.executable, __file__], env=variables, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, (faults, done.returncode, done.stdout, done.stderr)
-    return done.stdout, done.stderr
+    if nodes > 1:
+        command += ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+        variables |= {"PACELINE_JOB_TOKEN": "5e" * 32}
+    launchers = [
+        subprocess.Popen(
+            [*command, sys.executable, __file__],
+            env={**variables, "PACELINE_HOST_ID": f"host {node}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(nodes)
+    ]
+    said = [launcher.communicate(timeout=300) for launcher in launchers]
+    assert all(launcher.returncode == code for launcher in launchers), (faults, code, [launcher.returncode for launcher in launchers], said)
+    return tuple("".join(parts) for parts in zip(*said))
 
 
 @functools.cache
@@ -209,6 +225,15 @@ def a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits():
 
 def so_it_is_over_tcp_and_with_workers_of_loaders():
     goes_on(4, "0@2:in1 3@2:committed 2@7:in4 workers", 1, transport="tcp")
+
+
+def a_rank_that_is_stopped_is_given_up_after_the_timeout_of_the_group():
+    _, err = goes_on(3, "1@4:stopped", 2)
+    assert re.search(r"rank 1 \(pid \d+\) stalled after .*; 2 ranks go on", err), err
+
+
+def so_it_is_on_two_nodes():
+    goes_on(2, "1@2:op4 2@6:forward waits", 4, "--max-restarts", "9", transport="auto", nodes=2)
 
 
 def a_rank_that_is_behind_completes_the_step_with_what_it_has():
@@ -250,6 +275,8 @@ if __name__ == "__main__":
         main(
             a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits,
             so_it_is_over_tcp_and_with_workers_of_loaders,
+            so_it_is_on_two_nodes,
+            a_rank_that_is_stopped_is_given_up_after_the_timeout_of_the_group,
             a_rank_that_is_behind_completes_the_step_with_what_it_has,
             a_rank_may_be_lost_in_an_evaluation,
             replacements_go_on_with_the_state_of_the_others,

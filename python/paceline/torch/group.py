@@ -209,6 +209,8 @@ class Group(dist.ProcessGroup):
     def go_live(self, admits):
         """Says that the program goes on with :meth:`succeed` when ranks are lost, and whether it takes in replacements; False where no launcher
         recovers live. After that there can be no other groups."""
+        if self._is_live:
+            raise RuntimeError("a job has one SameBits that recovers live, and this program has called recover_live before")
         if any(group is not self and group._handle is not None for group in _groups):
             raise RuntimeError("live recovery needs the group of all ranks to be the only one, and this program has made others")
         if set(self._backends()) - {"cpu"}:
