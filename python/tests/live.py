@@ -48,7 +48,7 @@ def model_and_parts(workers=0):
     model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
-    return model, optimizer, schedule, Loader(Data(), 24, num_workers=workers)
+    return model, optimizer, schedule, Loader(Data(), 24, num_workers=workers, persistent_workers=workers > 0)
 
 
 def train(on=lambda place, step: None, accumulate=1):
@@ -155,6 +155,7 @@ def rank():
             live.look()
 
     def settle(self, place, completed):
+        strike(f"{now['step']}:forming")
         settled = real_settle(self, place, completed)
         if place == library.WITHIN and settled["completed"] > completed:
             print("completes what another rank has completed", flush=True)
@@ -214,9 +215,9 @@ def goes_on(ranks, faults, left, *options, **more):
 def a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits():
     for faults in (
         "3@1:forward 0@4:op4 1@7:committed",
-        "3@1:op0 2@4:in6 0@8:op0",
+        "3@1:op0 2@1:forming 0@8:op0",
         "0@1:in3 2@4:op5 3@8:stepped",
-        "3@1:op4 2@4:op6 1@8:in4",
+        "3@1:op4 2@4:in6 1@8:in4",
     ):
         _, err = goes_on(4, faults, 1)
         for left in ("3 ranks go", "2 ranks go", "1 rank goes"):

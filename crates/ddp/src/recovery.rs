@@ -5,7 +5,8 @@
 //! same bytes on all ranks. In a step it is the all-reduce of the tail bucket. Every rank keeps the last commit's result.
 //!
 //! When ranks are lost, the others form the next generation of the group, compare how many commits each has completed, and
-//! [settle](paceline_collective::settle): a rank that is one commit behind borrows the result of that commit, and the others repeat the one that they are in.
+//! [settle](paceline_collective::settle): a rank that is one commit behind borrows the result of that commit, and the others repeat
+//! the one that they are in.
 //!
 //! Why a rank lacks at most one result:
 //!

@@ -86,11 +86,10 @@ class SameBits:
         return loss
 
     def recover_live(self, loader=None, **parts):
-        """Has the job go on without ranks that are lost, under ``paceline run --recovery live`` and the backend ``paceline``.
+        """Has the job go on without ranks that are lost, under ``paceline run`` with ``--recovery live`` or ``auto``, and the backend ``paceline``.
 
-        All ranks call it right before the loop, after a checkpoint was loaded. ``backward`` then computes the shards of lost ranks too, so it
-        calls ``loss_of`` for more shards, or again. The group of all ranks gets smaller and its ranks new numbers: ask
-        ``torch.distributed.get_rank()`` when you need it.
+        All ranks call it right before the loop, after a checkpoint was loaded. When a rank is lost, ``backward`` calls ``loss_of`` again, also for
+        shards of other ranks, and the ranks get new numbers: ask ``torch.distributed.get_rank()`` when you need it.
 
         ``loader``
             The :class:`Loader` of the loop. With it, processes that the launcher starts in place of lost ranks (``--max-restarts``) join between

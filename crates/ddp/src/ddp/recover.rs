@@ -9,6 +9,8 @@ use super::{Ddp, Reduced};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
 use crate::recovery::Recovery;
+#[cfg(test)]
+use crate::recovery::faults;
 use crate::reducer::Reducer;
 use crate::timeline::Timeline;
 
@@ -236,7 +238,7 @@ impl Ddp {
 
     fn deal_anew(&mut self) -> Result<(), DdpError> {
         #[cfg(test)]
-        crate::recovery::faults::in_recovery(recovery::faults::Fault::DiesDealing, &self.group);
+        faults::in_recovery(faults::Fault::DiesDealing, &self.group);
         let (shards, world) = (self.shard_count(), self.group.world());
         self.tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         if self.options.stop_on_signal {
@@ -269,7 +271,7 @@ pub(super) fn settle(
     result: &[u8],
 ) -> Result<Settled, DdpError> {
     #[cfg(test)]
-    crate::recovery::faults::in_recovery(recovery::faults::Fault::DiesSettling, group);
+    faults::in_recovery(faults::Fault::DiesSettling, group);
     let all = group.all_gather_bytes(&standing.encode())?;
     let all: Vec<Standing> = all.iter().map(|bytes| Standing::decode(bytes)).collect();
     let settlement = paceline_collective::settle(&all)?;
