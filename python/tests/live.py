@@ -51,7 +51,11 @@ def model_and_parts(workers=0):
     return model, optimizer, schedule, Loader(Data(), 24, num_workers=workers, persistent_workers=workers > 0)
 
 
-def train(on=lambda place, step: None, accumulate=1):
+def trained(words, on):
+    return train_on_whole_batches(on) if "whole" in words else train(on, 2 if "accumulate" in words else 1)
+
+
+def train(on, accumulate):
     """Trains, and gives the hash of the weights and the scores of all epochs."""
     model, optimizer, schedule, loader = model_and_parts(int("workers" in words()))
     is_other = "other" in words() and "PACELINE_REPLACEMENT" in os.environ
@@ -91,6 +95,20 @@ def train(on=lambda place, step: None, accumulate=1):
             on("stepped", step)
         scores.all.append(same.with_recovery(score))
     return weights_hash(model)[:16], scores.all
+
+
+def train_on_whole_batches(on):
+    """The same without a loader."""
+    model, optimizer, _, _ = model_and_parts()
+    same, rows = SameBits(model), torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
+    if dist.is_initialized():
+        same.recover_live(optimizer=optimizer)
+    for step in range(8):
+        on("loaded", step)
+        optimizer.zero_grad()
+        same.backward(rows + step, lambda shard: model(shard).logsumexp(1).mean())
+        optimizer.step()
+    return weights_hash(model)[:16], []
 
 
 class Scores:
@@ -166,7 +184,7 @@ def rank():
     real_start, Group._start = Group._start, start
     real_meet, Live._meet = Live._meet, meet
     real_settle, Group.settle = Group.settle, settle
-    outcome = train(on, 2 if "accumulate" in words() else 1)
+    outcome = trained(words(), on)
     print(f"ended as rank {dist.get_rank()} of {dist.get_world_size()} with {outcome}", flush=True)
     dist.destroy_process_group()
 
@@ -194,8 +212,8 @@ def job(ranks, faults, *options, transport="shm", code=0, nodes=1):
 
 
 @functools.cache
-def expected(accumulate):
-    return train(accumulate=accumulate)
+def expected(accumulates, whole):
+    return trained(["accumulate"] * accumulates + ["whole"] * whole, lambda place, step: None)
 
 
 def goes_on(ranks, faults, left, *options, **more):
@@ -203,7 +221,7 @@ def goes_on(ranks, faults, left, *options, **more):
     out, err = job(ranks, faults, *options, **more)
     ends = re.findall(r"ended as rank \d+ of (\d+) with (.*)", out)
     assert len(ends) == left and {int(world) for world, _ in ends} == {left}, (faults, out, err)
-    undisturbed = expected(2 if "accumulate" in faults else 1)
+    undisturbed = expected("accumulate" in faults, "whole" in faults)
     assert {outcome for _, outcome in ends} == {str(undisturbed)}, (faults, ends, undisturbed)
     return out, err
 
@@ -231,6 +249,10 @@ def so_it_is_over_tcp_and_with_workers_of_loaders():
 def a_rank_that_is_stopped_is_given_up_after_the_timeout_of_the_group():
     _, err = goes_on(3, "1@4:stopped", 2)
     assert re.search(r"rank 1 \(pid \d+\) stalled after .*; 2 ranks go on", err), err
+
+
+def so_it_is_with_whole_batches():
+    goes_on(3, "1@3:op5 0@5:in3 whole", 1)
 
 
 def so_it_is_on_two_nodes():
@@ -276,6 +298,7 @@ if __name__ == "__main__":
         main(
             a_rank_that_is_killed_anywhere_in_a_step_costs_no_bits,
             so_it_is_over_tcp_and_with_workers_of_loaders,
+            so_it_is_with_whole_batches,
             so_it_is_on_two_nodes,
             a_rank_that_is_stopped_is_given_up_after_the_timeout_of_the_group,
             a_rank_that_is_behind_completes_the_step_with_what_it_has,
