@@ -1,4 +1,4 @@
-"""Ranks of SameBits that are killed in jobs with `--recovery live`: the others go on, replacements join, and the bits are those of an undisturbed run.
+"""Ranks of SameBits are killed in jobs with `--recovery live`: the others go on, replacements join, and the bits are those of an undisturbed run.
 
 Usage: live.py [NAME...]: all cases, or those with a name in the list. Each case starts PACELINE_TEST_LAUNCHER with this file as its ranks.
 `cargo test -p paceline-python` runs it if PACELINE_TEST_PYTHON is a Python with torch.
@@ -19,8 +19,9 @@ from forked import free_port, main, raises
 from torch import nn
 
 from paceline import _library as library
-from paceline.torch import CollectiveError, Loader, SameBits, weights_hash
+from paceline.torch import Loader, SameBits, weights_hash
 from paceline.torch.group import Group
+from paceline.torch.live import Live
 
 # Has words such as `2@5:forward` (rank 2 in step 5) and `+1@joined:now` (the first replacement, once it has joined).
 FAULTS = "PACELINE_TEST_FAULTS"
@@ -51,8 +52,8 @@ def model_and_parts(workers=0):
     return model, optimizer, schedule, Loader(Data(), 24, num_workers=workers, persistent_workers=workers > 0)
 
 
-def trained(words, on):
-    return train_on_whole_batches(on) if "whole" in words else train(on, 2 if "accumulate" in words else 1)
+def trained(how, on):
+    return train_on_whole_batches(on) if "whole" in how else train(on, 2 if "accumulate" in how else 1)
 
 
 def train(on, accumulate):
@@ -178,8 +179,6 @@ def rank():
         if place == library.WITHIN and settled["completed"] > completed:
             print("completes what another rank has completed", flush=True)
         return settled
-
-    from paceline.torch.live import Live
 
     real_start, Group._start = Group._start, start
     real_meet, Live._meet = Live._meet, meet

@@ -100,7 +100,8 @@ class SameBits:
         Elsewhere it does nothing but warn. Raises ValueError on all ranks if they differ in the names of their parts.
         """
         if loader is not None and not isinstance(loader, Loader):
-            raise TypeError(f"recover_live takes a paceline.torch.Loader, and this is a {type(loader).__name__}; leave it out, and no lost rank is replaced")
+            kind = type(loader).__name__
+            raise TypeError(f"recover_live takes a paceline.torch.Loader, and this is a {kind}; leave it out, and no lost rank is replaced")
         self._parts = parts if loader is None else {"loader": loader, **parts}
         for name, part in self._parts.items():
             agree.refuse_part(name, part)
