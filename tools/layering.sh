@@ -51,7 +51,7 @@ readonly BURN_INSIDES='backend::autodiff\b|\bautodiff::|\bburn_autodiff\b|\bburn
 
 # Pure code: files, and folders with everything below them.
 readonly PURE='
-    crates/collective/src/plan.rs crates/collective/src/plan crates/collective/src/tree.rs
+    crates/collective/src/plan.rs crates/collective/src/plan crates/collective/src/settle.rs crates/collective/src/settle crates/collective/src/tree.rs
     crates/ddp/src/plan.rs crates/ddp/src/pace.rs crates/ddp/src/pace crates/ddp/src/sampler.rs crates/ddp/src/sampler crates/ddp/src/device/pick.rs crates/ddp/src/device/adapters.rs
     crates/launch/src/judge.rs crates/launch/src/judge crates/launch/src/recovery.rs crates/launch/src/stop.rs crates/launch/src/elastic/decide.rs
     crates/launch/src/elastic/decide crates/launch/src/binding/decide.rs crates/launch/src/output/fold.rs

@@ -4,6 +4,10 @@
     torchrun       --nproc-per-node 2 examples/torch/same_bits.py
     paceline run   --nproc-per-node 3 examples/torch/same_bits.py
 
+Under `paceline run` the others go on if a rank is killed, and with --max-restarts a new process takes its place; the hash stays the same:
+
+    paceline run   --nproc-per-node 4 --recovery live --max-restarts 3 examples/torch/same_bits.py --epochs 100
+
 With --checkpoint a run goes on where the last one stopped, on any number of ranks:
 
     paceline run   --nproc-per-node 2 examples/torch/same_bits.py --checkpoint run.pt --epochs 2
@@ -33,7 +37,10 @@ def main():
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(args.backend)
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
+
+    def is_first():
+        """Another rank may become the first one if rank 0 is lost."""
+        return not dist.is_initialized() or dist.get_rank() == 0
 
     # 1,000 points in one of four classes; the last batch of an epoch is short.
     generator = torch.Generator().manual_seed(1)
@@ -51,6 +58,7 @@ def main():
         saved = torch.load(args.checkpoint)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
+    same.recover_live(loader, optimizer=optimizer)
 
     while loader.epoch < args.epochs:
         epoch = loader.epoch
@@ -59,12 +67,12 @@ def main():
             loss = same.backward(batch, lambda shard: F.cross_entropy(model(shard[0]), shard[1]))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-        if is_first:
+        if is_first():
             print(f"epoch {epoch} loss {loss:.6f}", flush=True)
             if args.checkpoint:
                 torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint + ".new")
                 os.replace(args.checkpoint + ".new", args.checkpoint)
-    if is_first:
+    if is_first():
         print(f"weights {weights_hash(model)}", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -11,6 +11,10 @@ OK, FAILED, PENDING = range(3)
 
 ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, ALL_TO_ALL_V, BARRIER, SEND, RECV = range(1, 13)
 
+RECOVERS, ADMITS, JOINED = range(1, 4)
+IN_ORDER, LOST, INVITED, JOINING = range(4)
+WITHIN, BETWEEN, NEW = range(3)
+
 OWN_CODE, DATA_LOADER, FORWARD, BACKWARD, EVALUATION = range(1, 6)
 
 
@@ -57,6 +61,11 @@ def _load():
         "forget": (status, handle),
         "set_timeout": (status, handle, ctypes.c_uint64),
         "set_phase": (status, handle, ctypes.c_uint32, ctypes.c_uint64),
+        "declare": (status, handle, ctypes.c_uint32),
+        "outlook": (status, handle, ctypes.POINTER(ctypes.c_uint32)),
+        "wait_while_held": (status, handle),
+        "next_generation": (status, handle, to_handle),
+        "settle": (status, handle, ctypes.c_uint32, ctypes.c_uint64),
         "abort": (status, handle, text, size),
         "close": (status, handle, text, size),
         "track": (status, text, size),
@@ -132,6 +141,35 @@ def next_finished():
 
 def set_timeout(group, timeout_ms):
     check(_library.paceline_set_timeout(group, timeout_ms))
+
+
+def declare(group, word):
+    """Whether the launcher has heard it."""
+    status = _library.paceline_declare(group, word)
+    check(status)
+    return status == OK
+
+
+def outlook(group):
+    outlook = ctypes.c_uint32()
+    check(_library.paceline_outlook(group, outlook))
+    return outlook.value
+
+
+def wait_while_held(group):
+    check(_library.paceline_wait_while_held(group))
+
+
+def next_generation(group):
+    """The group after this one, and where this process is in it."""
+    following = ctypes.c_uint64()
+    check(_library.paceline_next_generation(group, following))
+    return following.value, text()
+
+
+def settle(group, place, completed):
+    check(_library.paceline_settle(group, place, completed))
+    return text()
 
 
 def abort(group, why):

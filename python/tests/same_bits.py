@@ -6,6 +6,7 @@ it if PACELINE_TEST_PYTHON is a Python with torch.
 
 import os
 import tempfile
+import warnings
 
 import models
 import torch
@@ -344,6 +345,23 @@ def errors_leave_things_as_they_were():
     raises(RuntimeError, lambda: same.backward(data[:5], counts_samples), "in the buffer queue")
 
 
+def live_recovery_needs_a_launcher_and_parts_with_a_state():
+    def case():
+        model = models.mlp()
+        same, loader = SameBits(model), Loader(models.vectors(29), 16)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        raises(TypeError, lambda: same.recover_live([]), "takes a paceline.torch.Loader, and this is a list")
+        raises(TypeError, lambda: same.recover_live(loader, step=3), "step is a int, which has no state_dict")
+        raises(TypeError, lambda: same.recover_live(loader, optimizer=optimizer), "what a lost rank has of its state is lost")
+        with warnings.catch_warnings(record=True) as warned:
+            same.recover_live(loader)
+        assert len(warned) == (dist.get_rank() == 0) and all("no launcher recovers it live" in str(warning.message) for warning in warned)
+        raises(ValueError, lambda: same.recover_live(*[loader] * dist.get_rank()), "ranks differ in parts of recover_live: rank 0 has []")
+        return same.with_recovery(dist.get_world_size)
+
+    assert ranks(2, case) == [2, 2]
+
+
 if __name__ == "__main__":
     main(
         same_bits_on_any_number_of_ranks,
@@ -359,4 +377,5 @@ if __name__ == "__main__":
         means_are_those_of_the_samples,
         types_of_numbers_other_than_float32,
         errors_leave_things_as_they_were,
+        live_recovery_needs_a_launcher_and_parts_with_a_state,
     )

@@ -320,6 +320,20 @@ impl Error {
         )
     }
 
+    /// Whether the ranks that are left can go on after this failure. After any other one they would fail the same way again.
+    pub fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            Self::PeerLost { .. }
+                | Self::PeerLeft { .. }
+                | Self::Disconnected { .. }
+                | Self::Deadline { .. }
+                | Self::Absent { .. }
+                | Self::Aborted { .. }
+                | Self::Revoked { .. }
+        )
+    }
+
     /// Whether a setting has to change: the same settings would fail the same way.
     pub fn is_configuration(&self) -> bool {
         matches!(

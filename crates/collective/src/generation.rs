@@ -56,6 +56,11 @@ impl ProcessGroup {
             .why_generation(self.member().status.generation())
     }
 
+    /// Whether the group has lost a rank without which the others can go on.
+    pub fn is_lost(&self) -> bool {
+        self.health().is_err_and(|error| error.is_loss())
+    }
+
     /// Says that this program goes on with [`next_generation`](Self::next_generation) when other ranks are lost, and returns
     /// whether its launcher does so too. Without this word from every rank, the launcher ends the job after a failure, or
     /// restarts it.

@@ -37,7 +37,7 @@ use crate::placement::{self, Placement};
 use crate::plan::{BucketPlan, Layout};
 use crate::precision::Casts;
 use crate::record::{Recorder, ShardDigests};
-use crate::recovery::{self, Commits, Recovery};
+use crate::recovery::{Commits, Recovery};
 use crate::reducer::{
     DeviceExchange, DeviceReducer, HostReducer, InDouble, Reducer, Setup, StagedReducer,
 };
@@ -225,7 +225,7 @@ impl Ddp {
             let seat = group.clone();
             match Self::assemble(seat, given, settings, make.clone(), Some(&mut handover)) {
                 // Another rank is lost: the others come back to this one after their step.
-                Err(_) if recovery::is_lost(&group) => pending = group,
+                Err(_) if group.is_lost() => pending = group,
                 made => {
                     let (mut ddp, model) = made?;
                     ddp.take_over(handover)?;

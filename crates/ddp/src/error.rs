@@ -3,13 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use paceline_collective::ProcessGroup;
+use paceline_collective::{Apart, ProcessGroup};
 use paceline_nn::{BoxError, CapturedTensor};
 
 use crate::comm_hook::CommHook;
 use crate::pace::Straggler;
 use crate::precision::Precision;
-use crate::recovery::is_loss;
 
 /// Errors of data-parallel training. Clone, because a failed group gives the same first cause to every later call.
 #[derive(Clone, thiserror::Error)]
@@ -247,18 +246,8 @@ pub enum DdpError {
     #[error("it leaves the job as a straggler: {0}")]
     Straggler(Straggler),
     /// Ranks that were to go on without a lost one are too far apart.
-    #[error(
-        "rank {rank} has completed {completed} steps and other agreements, but another rank {most}: expected a difference of \
-         at most one"
-    )]
-    Apart {
-        /// The rank that is behind.
-        rank: usize,
-        /// Its number of agreements.
-        completed: u64,
-        /// The largest number.
-        most: u64,
-    },
+    #[error(transparent)]
+    Apart(#[from] Apart),
     /// The system refused to install handlers for the stop signals.
     #[error("cannot listen for signals: {0}")]
     Signals(Arc<std::io::Error>),
@@ -300,7 +289,8 @@ impl DdpError {
 
     /// Whether a step failed because other ranks were lost or gave up, so that this rank's state is as good as before the step.
     pub fn is_loss(&self) -> bool {
-        self.collective().is_some_and(is_loss)
+        self.collective()
+            .is_some_and(paceline_collective::Error::is_loss)
     }
 
     /// Advice, if there is any.
@@ -379,7 +369,7 @@ impl DdpError {
             Self::Recovery { .. } => Some(
                 "leave recovery at none: the launcher then restarts the job from its last checkpoint (--max-restarts)".into(),
             ),
-            Self::Apart { .. } => Some(
+            Self::Apart(_) => Some(
                 "every rank must call Ddp::step and Ddp::with_recovery in the same order".into(),
             ),
             Self::Block { .. }
@@ -421,7 +411,7 @@ impl DdpError {
             Self::Along { rank, .. } => *rank,
             Self::Mismatch { differing, .. } => differing.first().map(|(rank, _)| *rank),
             Self::OtherBits { differing, .. } => differing.first()?.0.first().copied(),
-            Self::Apart { rank, .. } => Some(*rank),
+            Self::Apart(apart) => Some(apart.rank),
             Self::Diverged { culprit, .. } => *culprit,
             #[cfg(any(feature = "cuda", test))]
             Self::Nccl(error) => error.culprit(),

@@ -30,14 +30,14 @@ thread_local! {
     static TEXT: RefCell<CString> = RefCell::default();
 }
 
-fn say(text: &impl Serialize) {
+pub(crate) fn say(text: &impl Serialize) {
     let json = serde_json::to_vec(text).expect("a text of strings and numbers");
     let text = CString::new(json).expect("JSON has no zero bytes");
     TEXT.with(|last| *last.borrow_mut() = text);
 }
 
 /// Runs the body of a function; nothing but a status leaves it.
-fn status(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+pub(crate) fn status(body: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     let result = catch_unwind(AssertUnwindSafe(body));
     let failure = match result {
         Ok(Ok(status)) => return status,
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn paceline_subgroup(
     })
 }
 
-fn keep(group: Group) -> u64 {
+pub(crate) fn keep(group: Group) -> u64 {
     let handle = tables().number();
     tables().groups.insert(handle, Arc::new(group));
     handle

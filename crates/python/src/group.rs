@@ -69,6 +69,21 @@ impl Group {
         Ok(group)
     }
 
+    /// The group that follows this one, see [`crate::paceline_next_generation`].
+    pub(crate) fn next_generation(&self) -> Result<Self, Failure> {
+        let next = match self.group.health() {
+            Ok(()) => self.group.admit(),
+            Err(_) => self.group.next_generation(),
+        };
+        let next = Self::new(next.map_err(|error| Failure::from(&error))?, None);
+        next.set_timeout(self.timeout_ms.load(Ordering::Relaxed));
+        Ok(next)
+    }
+
+    pub(crate) fn processes(&self) -> &ProcessGroup {
+        &self.group
+    }
+
     /// The deadline of each later operation between all ranks that brings none of its own.
     pub(crate) fn set_timeout(&self, timeout_ms: u64) {
         self.timeout_ms.store(timeout_ms, Ordering::Relaxed);

@@ -14,6 +14,11 @@
 //! Sends run in the order of their submission to each rank, receives are matched in the order of theirs, and both make progress whether or
 //! not anybody waits, so that two ranks may first wait for their sends and then for their receives.
 //!
+//! # Live recovery
+//!
+//! When a rank is lost, the others go on with the next generation of the group ([`paceline_next_generation`]), which has a number of its own,
+//! and find out what holds in it ([`paceline_settle`]). Each commit of a program is repeated or completed by that.
+//!
 //! # Usage
 //!
 //! [`paceline_track`] tracks what the process uses, as `paceline run` does for ranks, without a group. There is one tracker in a process at a
@@ -30,6 +35,7 @@ mod failure;
 mod group;
 mod handles;
 mod memory;
+mod recovery;
 mod settings;
 mod track;
 mod work;
@@ -44,3 +50,7 @@ pub use self::abi::{
 pub use self::call::{Call, Kind};
 pub use self::failure::Failure;
 pub use self::memory::Span;
+pub use self::recovery::{
+    paceline_declare, paceline_next_generation, paceline_outlook, paceline_settle,
+    paceline_wait_while_held,
+};

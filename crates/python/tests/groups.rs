@@ -4,11 +4,15 @@
 use std::ffi::CStr;
 
 use paceline_python::{
-    Call, FAILED, Kind, OK, PENDING, Span, paceline_close, paceline_forget, paceline_host,
-    paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_subgroup,
+    Call, FAILED, Kind, OK, PENDING, Span, paceline_close, paceline_declare, paceline_forget,
+    paceline_host, paceline_join, paceline_next_finished, paceline_next_generation,
+    paceline_notify, paceline_outlook, paceline_run, paceline_settle, paceline_subgroup,
     paceline_submit, paceline_text, paceline_wait,
 };
-use paceline_testing::on_threads;
+use paceline_rendezvous::page::JobPage;
+use paceline_rendezvous::store::Server;
+use paceline_rendezvous::token::Token;
+use paceline_testing::{Meeting, on_threads, wait_until};
 use serde_json::{Value, json};
 
 const F32: u32 = 1;
@@ -40,7 +44,10 @@ fn checked(status: i32) -> Result<(), Value> {
 }
 
 fn join(rank: usize, world: usize, meeting: Option<Value>, server: u64) -> Rank {
-    let settings = settings(rank, world, meeting);
+    join_with(rank, &settings(rank, world, meeting), server)
+}
+
+fn join_with(rank: usize, settings: &str, server: u64) -> Rank {
     let mut group = 0;
     // SAFETY: the settings and the number outlive the call.
     let status = unsafe { paceline_join(settings.as_ptr(), settings.len(), server, &mut group) };
@@ -347,4 +354,146 @@ fn sub_groups_are_formed_by_their_members_alone() {
         assert_eq!(numbers, [3.0]);
         part.close("");
     });
+}
+
+/// 0 in order, 1 lost, 2 invited, 3 joining.
+fn outlook(rank: Rank) -> u32 {
+    let mut outlook = 9;
+    // SAFETY: the number outlives the call.
+    checked(unsafe { paceline_outlook(rank.group, &mut outlook) }).unwrap();
+    outlook
+}
+
+/// The rank in the generation after this one, and what it is told of its place.
+fn succeed(rank: Rank) -> (Rank, Value) {
+    let mut group = 0;
+    // SAFETY: as above.
+    checked(unsafe { paceline_next_generation(rank.group, &mut group) }).unwrap();
+    let place = text();
+    rank.close("");
+    (Rank { group, ..rank }, place)
+}
+
+fn settled(rank: Rank, place: u32, completed: u64) -> Value {
+    checked(paceline_settle(rank.group, place, completed)).unwrap();
+    text()
+}
+
+/// Threads that a launcher's page and store take for its ranks. Rank 1 is lost within a commit that rank 2 has completed, and replaced.
+#[test]
+fn a_group_goes_on_without_a_lost_rank_and_takes_its_replacement_in() {
+    const RECOVERS: u32 = 1;
+    const ADMITS: u32 = 2;
+    const JOINED: u32 = 3;
+    let token = Token::generate().unwrap();
+    let server = Server::bind("127.0.0.1:0".parse().unwrap(), &token).unwrap();
+    let page = JobPage::create_memfd(3).unwrap();
+    page.set_recovers();
+    let settings = |rank: usize, replacement: u32| {
+        let variables = json!({
+            "RANK": rank.to_string(), "WORLD_SIZE": "3", "LOCAL_RANK": rank.to_string(), "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1", "PACELINE_STORE": server.addr().to_string(), "PACELINE_PAGE_FD": page.raw_fd().unwrap().to_string(),
+            "PACELINE_JOB_TOKEN": token.to_hex(), "PACELINE_REPLACEMENT": replacement.to_string(),
+        });
+        json!({ "variables": variables, "timeout_ms": 20_000, "meeting": null }).to_string()
+    };
+    let sum_to = |rank: Rank, expected: f32| {
+        let mut ones = [1.0_f32];
+        rank.run(&ask(
+            Kind::AllReduce,
+            F32,
+            -1,
+            vec![],
+            vec![span(&mut ones)],
+        ))
+        .unwrap();
+        assert_eq!(ones, [expected]);
+    };
+    let (all_are_ready, two_are_left) = (Meeting::new(3), Meeting::new(3));
+    on_threads(0..3, |started| {
+        let rank = join_with(started, &settings(started, 0), 0);
+        checked(paceline_declare(rank.group, RECOVERS)).unwrap();
+        checked(paceline_declare(rank.group, ADMITS)).unwrap();
+        assert_eq!(outlook(rank), 0);
+        all_are_ready.wait();
+        let rank = if started == 1 {
+            rank.close("");
+            page.end_generation(0, 1);
+            page.publish_generation(&[0, 2]);
+            two_are_left.wait();
+            page.clear_slot(1);
+            let new = join_with(1, &settings(1, 1), 0);
+            let report = new
+                .run(&ask(Kind::Barrier, F32, -1, vec![], vec![]))
+                .unwrap_err();
+            assert_eq!(
+                (&report["message"], outlook(new)),
+                (
+                    &json!("rank 1 replaces a lost rank and has not joined the others yet"),
+                    3
+                )
+            );
+            let (new, place) = std::thread::scope(|scope| {
+                let joined = scope.spawn(|| succeed(new));
+                wait_until("it is ready", || page.slot(1).is_ready_to_join());
+                page.invite_generation(&[0, 2, 1]);
+                joined.join().unwrap()
+            });
+            assert_eq!(place, json!({ "rank": 2, "world": 3 }));
+            let held = settled(new, 2, 0);
+            assert_eq!(held, json!({ "completed": 8, "giver": 0, "new": [2] }));
+            assert_eq!(outlook(new), 3);
+            checked(paceline_declare(new.group, JOINED)).unwrap();
+            new
+        } else {
+            rank.run(&ask(Kind::Barrier, F32, -1, vec![], vec![]))
+                .unwrap_err();
+            assert_eq!(outlook(rank), 1);
+            let (rank, place) = succeed(rank);
+            assert_eq!(place, json!({ "rank": started / 2, "world": 2 }));
+            let completed = if started == 2 { 8 } else { 7 };
+            let held = settled(rank, 0, completed);
+            assert_eq!(held, json!({ "completed": 8, "giver": null, "new": [] }));
+            sum_to(rank, 2.0);
+            two_are_left.wait();
+            // They leave together, because the invitation is over once one has left.
+            wait_until("one is invited", || {
+                let mut wish = [f32::from(u8::from(outlook(rank) == 2))];
+                let mut any = ask(Kind::AllReduce, F32, -1, vec![], vec![span(&mut wish)]);
+                any.call.reduction = MAX;
+                rank.run(&any).unwrap();
+                wish == [1.0]
+            });
+            let (rank, _) = succeed(rank);
+            let held = settled(rank, 1, 8);
+            assert_eq!(held["new"], json!([2]));
+            rank
+        };
+        assert_eq!(outlook(rank), 0);
+        sum_to(rank, 3.0);
+        rank.close("");
+    });
+}
+
+#[test]
+fn without_a_launcher_nothing_follows_and_ranks_that_are_apart_are_named() {
+    let reports = ranks(2, |rank| {
+        assert_eq!(paceline_declare(rank.group, 1), PENDING);
+        let apart = checked(paceline_settle(rank.group, 0, 5 * rank.rank as u64)).unwrap_err();
+        let mut next = 0;
+        // SAFETY: the number outlives the call.
+        let none = checked(unsafe { paceline_next_generation(rank.group, &mut next) }).unwrap_err();
+        [apart, none]
+    });
+    for [apart, none] in reports {
+        let says = "rank 0 has completed 0 steps and other agreements, but another rank 5: expected a difference of at most one";
+        assert_eq!(apart["message"], says);
+        assert!(
+            none["message"]
+                .as_str()
+                .unwrap()
+                .contains("--recovery live"),
+            "{none}"
+        );
+    }
 }

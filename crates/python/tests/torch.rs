@@ -37,6 +37,16 @@ fn library() -> PathBuf {
     deps.join("libpaceline_python.so")
 }
 
+/// The launcher, if cargo has built it.
+fn launcher() -> PathBuf {
+    let library = library();
+    library
+        .ancestors()
+        .nth(2)
+        .unwrap()
+        .join("paceline-launcher")
+}
+
 fn python(python: &str, folder: &Path) -> Command {
     let mut command = Command::new(python);
     paceline_testing::outside_of_jobs(&mut command).env("PYTHONPATH", folder);
@@ -232,6 +242,7 @@ fn run_cases(script: &str) {
     install(folder.path());
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python/tests");
     let mut command = python(&program, folder.path());
+    command.env("PACELINE_TEST_LAUNCHER", launcher());
     let output = command.arg(cases.join(script)).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
@@ -255,4 +266,15 @@ fn same_bits_trains_to_the_same_weights_on_any_number_of_ranks() {
 #[test]
 fn the_loader_of_torch_reads_the_samples_of_paceline_indices() {
     run_cases("samples.py");
+}
+
+#[test]
+fn ranks_of_torch_that_are_killed_cost_no_bits() {
+    if !launcher().exists() {
+        paceline_testing::skipped(
+            "there is no program paceline-launcher yet; `cargo test --workspace` builds it",
+        );
+        return;
+    }
+    run_cases("live.py");
 }

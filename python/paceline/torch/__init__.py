@@ -4,12 +4,15 @@
 is imported.
 """
 
+import os
+
 import torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
 
 from paceline.torch.agree import weights_hash
 from paceline.torch.data import Loader, Sampler
 from paceline.torch.error import CollectiveError
-from paceline.torch.group import Group, create
+from paceline.torch.group import Group, create, rendezvous_alone
 from paceline.torch.same_bits import SameBits
 
 __all__ = ["CollectiveError", "Group", "Loader", "SameBits", "Sampler", "register", "weights_hash"]
@@ -19,6 +22,8 @@ def register() -> None:
     """Registers the backend, unless it is registered already."""
     if "PACELINE" not in dist.Backend._plugins:
         dist.Backend.register_backend("paceline", create, extended_api=True, devices=["cpu"])
+    if os.environ.get("PACELINE_REPLACEMENT") and os.environ.get("PACELINE_STORE"):
+        _rendezvous_handlers["env"] = rendezvous_alone
 
 
 register()

@@ -30,6 +30,14 @@ def refuse(model):
             raise TypeError(f"{name} is on {parameter.device}; SameBits is for models on CPUs so far")
 
 
+def refuse_part(name, part):
+    """Refuses what a replacement cannot take over from another rank."""
+    if not hasattr(part, "state_dict") or not hasattr(part, "load_state_dict"):
+        raise TypeError(f"{name} is a {type(part).__name__}, which has no state_dict and load_state_dict; a replacement could not get it")
+    if _is(part, "ZeroRedundancyOptimizer"):
+        raise TypeError(f"{name} is a ZeroRedundancyOptimizer: what a lost rank has of its state is lost; use the optimizer inside it")
+
+
 def _is(thing, kind):
     """Whether it is of a class with that name: importing DTensor takes seconds."""
     return any(base.__name__ == kind for base in type(thing).__mro__)
@@ -67,11 +75,17 @@ def compare(facts, group):
         return
     everyone = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, facts, group=group)
-    for name, first in everyone[0].items():
-        for rank, other in enumerate(everyone):
-            if other[name] != first:
+    refuse_differences(dict(enumerate(everyone)))
+
+
+def refuse_differences(facts):
+    """Raises ValueError if ranks differ in their facts, which are given by rank."""
+    (first_rank, first), *others = facts.items()
+    for name, value in first.items():
+        for rank, other in others:
+            if other[name] != value:
                 hint = "; call torch.set_num_threads(1) on all of them" if name == "torch threads" else ""
-                raise ValueError(f"ranks differ in {name}: rank 0 has {first}, rank {rank} has {other[name]}{hint}")
+                raise ValueError(f"ranks differ in {name}: rank {first_rank} has {value}, rank {rank} has {other[name]}{hint}")
 
 
 def structure(model):
@@ -96,7 +110,7 @@ def fingerprint(model, turn):
     check = 0
     for tensor in tensors:
         tensor = tensor.contiguous()
-        check = zlib.crc32(_bytes(tensor), check)
+        check = zlib.crc32(bytes_of(tensor), check)
     return check
 
 
@@ -110,10 +124,10 @@ def _kind(tensor):
 
 def _add(digest, tensor):
     tensor = tensor.detach().cpu().contiguous()
-    digest.update(_bytes(tensor))
+    digest.update(bytes_of(tensor))
 
 
-def _bytes(tensor):
+def bytes_of(tensor):
     """The memory of a contiguous tensor, which must live as long."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
 

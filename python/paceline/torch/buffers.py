@@ -29,8 +29,12 @@ class Buffers:
     def __len__(self):
         return len(self._before)
 
-    def restore(self):
-        """Puts everything back as it was before the step."""
+    def undo(self):
+        """Puts everything back as it was before the step, and forgets its shards."""
+        self._restore()
+        self._after.clear()
+
+    def _restore(self):
         for module, name, buffer in self._places:
             module._buffers[name] = buffer
         for buffer, before in zip(self._names, self._before):
@@ -47,7 +51,7 @@ class Buffers:
             if after is not None and after.shape == before.shape and after.dtype == before.dtype and not _same_bits(before, after):
                 changed[place] = after.clone()
         self._after.append((weight, changed))
-        self.restore()
+        self._restore()
 
     def skip(self):
         """A shard without samples."""

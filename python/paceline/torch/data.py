@@ -4,6 +4,7 @@ The order is that of ``paceline indices --global-batch``, and so that of Pacelin
 permutation, as rank v of V does with torch's ``DistributedSampler``, but no sample twice.
 """
 
+import functools
 import random
 import sys
 from collections.abc import Mapping
@@ -28,9 +29,18 @@ class Shard(NamedTuple):
 class Shards(list):
     """This rank's shards of one global batch, which is cut in ``count``, without those that have no samples."""
 
-    def __init__(self, shards, count):
+    def __init__(self, shards, count, own, load):
+        """``own`` are the numbers of the rank's shards; ``load`` gives a shard by its number, or None if it has no samples."""
         super().__init__(shards)
-        self.count = count
+        self.count, self._own, self._load = count, own, load
+
+    def deal(self, own):
+        """The same batch for a rank with the shards ``own``; those that are not here are loaded."""
+        if own == self._own:
+            return self
+        here = {shard.number: shard for shard in self}
+        shards = (here.get(number) or self._load(number) for number in own)
+        return Shards((shard for shard in shards if shard), self.count, own, self._load)
 
 
 def mix(seed, a, b):
@@ -116,31 +126,52 @@ class Loader:
             raise ValueError("in_order=False gives batches in the order of their arrival; a shard would get the samples of another one")
         self.sampler = Sampler(len(dataset), batch_size, shards, seed, shuffle, drop_last)
         self.epoch, self._step = 0, 0
-        self._own = own_shards(shards, group)
+        self._group, self._own = group, own_shards(shards, group)
+        # Called between two steps, before a batch is read.
+        self.before_batch = None
         # The list is another one in each epoch, and the workers may stay.
         self._keys = []
-        source = _Source(dataset, collate_fn or torch.utils.data.default_collate, seed)
+        self._source = _Source(dataset, collate_fn or torch.utils.data.default_collate, seed)
         options = {"generator": torch.Generator(), **options}
-        self._loader = DataLoader(source, batch_size=None, sampler=self._keys, collate_fn=_as_it_is, **options)
+        self._loader = DataLoader(self._source, batch_size=None, sampler=self._keys, collate_fn=_as_it_is, **options)
 
     def __len__(self):
         """Steps of an epoch."""
         return len(self.sampler)
 
     def __iter__(self):
-        epoch, first = self.epoch, self._step
+        epoch, turn = self.epoch, self._step
+        batches = None
+        while turn < len(self):
+            if self.before_batch is not None:
+                self.before_batch()
+            own = own_shards(self.sampler.shards, self._group)
+            if batches is None or own != self._own:
+                self._own = own
+                batches = self._read(epoch, turn)
+            shards = next(batches)
+            turn += 1
+            self.epoch, self._step = (epoch, turn) if turn < len(self) else (epoch + 1, 0)
+            yield shards
+
+    def _read(self, epoch, first):
+        """The batches of this rank from a step on."""
         steps = [
             [(number, samples) for number, samples in zip(self._own, step) if samples]
             for step in self.sampler.steps(epoch, first, self._own)
         ]
         self._keys[:] = [
-            (epoch, first + turn, number, samples) for turn, step in enumerate(steps) for number, samples in step
+            (epoch, turn, number, samples) for turn, step in enumerate(steps, first) for number, samples in step
         ]
         batches = iter(self._loader)
-        for turn, step in enumerate(steps, first + 1):
-            shards = Shards((Shard(number, len(samples), next(batches)) for number, samples in step), self.sampler.shards)
-            self.epoch, self._step = (epoch, turn) if turn < len(self) else (epoch + 1, 0)
-            yield shards
+        for turn, step in enumerate(steps, first):
+            shards = (Shard(number, len(samples), next(batches)) for number, samples in step)
+            yield Shards(shards, self.sampler.shards, self._own, functools.partial(self._load, epoch, turn))
+
+    def _load(self, epoch, turn, number):
+        """A single shard, on the spot."""
+        (samples,) = next(self.sampler.steps(epoch, turn, [number]))
+        return Shard(number, len(samples), self._source[epoch, turn, number, samples]) if samples else None
 
     def set_epoch(self, epoch):
         """Goes to the start of an epoch, unless it is the current one."""
@@ -180,19 +211,32 @@ class _Source:
 @contextmanager
 def _seeded(seed):
     """Seeds the generators that data sets use, and puts their states back afterwards."""
-    numpy = getattr(sys.modules.get("numpy"), "random", None)
-    states = torch.get_rng_state(), random.getstate(), numpy and numpy.get_state()
+    states = random_states()
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
-    if numpy:
+    if numpy := _numpy_random():
         numpy.seed(seed % (1 << 32))
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        if numpy:
-            numpy.set_state(states[2])
+        set_random_states(states)
+
+
+def random_states():
+    """Those of the generators that programs use: torch's, Python's and, if it is there, numpy's."""
+    numpy = _numpy_random()
+    return torch.get_rng_state(), random.getstate(), numpy and numpy.get_state()
+
+
+def set_random_states(states):
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] and (numpy := _numpy_random()):
+        numpy.set_state(states[2])
+
+
+def _numpy_random():
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 def _as_it_is(batch):
@@ -206,10 +250,14 @@ def cut(batch, shards, own):
     if len(lengths) != 1:
         raise ValueError(f"the tensors of a batch must have as many rows as it has samples; these have {sorted(lengths)}")
     (samples,) = lengths
-    numbers = [number for number in own if number < samples]
-    # Copies, because kernels may look at the alignment of what they read.
-    parts = [_map(batch, lambda tensor, first=number: tensor[first::shards].clone()) for number in numbers]
-    return Shards((Shard(number, len(range(number, samples, shards)), part) for number, part in zip(numbers, parts)), shards)
+
+    def load(number):
+        if number < samples:
+            # A copy, because kernels may look at the alignment of what they read.
+            part = _map(batch, lambda tensor: tensor[number::shards].clone())
+            return Shard(number, len(range(number, samples, shards)), part)
+
+    return Shards([], shards, range(0), load).deal(own)
 
 
 def _map(batch, function):

@@ -154,11 +154,14 @@ class Group(dist.ProcessGroup):
         rank, world = options.group_rank, options.group_size
         super().__init__(options.store, rank, world)
         self._options = options
-        self._world = world
+        self._rank, self._world = rank, world
+        self._is_live = False
         self._ranks = list(options.global_ranks_in_group) or list(range(world))
         self._name, self._description = options.group_id, "undefined"
         self._others = {}
         self._handle = None
+        if any(group._is_live and group._handle is not None for group in _groups):
+            raise RuntimeError("a job that recovers live has one group of all ranks: make no others after SameBits.recover_live")
         try:
             self._handle = self._form(options, parent)
         except library.Failure as failure:
@@ -201,7 +204,61 @@ class Group(dist.ProcessGroup):
             report["hint"] = report["hint"].replace("raise PACELINE_TIMEOUT_SECONDS", _LONGER)
         return CollectiveError(report, self._ranks, self._ranks[self.rank()])
 
+    # Live recovery.
+
+    def go_live(self, admits):
+        """Says that the program goes on with :meth:`succeed` when ranks are lost, and whether it takes in replacements; False where no launcher
+        recovers live. After that there can be no other groups."""
+        if self._is_live:
+            raise RuntimeError("a job has one SameBits that recovers live, and this program has called recover_live before")
+        if any(group is not self and group._handle is not None for group in _groups):
+            raise RuntimeError("live recovery needs the group of all ranks to be the only one, and this program has made others")
+        if set(self._backends()) - {"cpu"}:
+            raise RuntimeError(f"live recovery is for tensors on CPUs, and this group has other backends: {self._backends()}")
+        if not library.declare(self._handle, library.RECOVERS):
+            return False
+        if admits:
+            library.declare(self._handle, library.ADMITS)
+        self._is_live = True
+        return True
+
+    def outlook(self):
+        """``library.IN_ORDER``, ``LOST``, ``INVITED`` or ``JOINING``."""
+        return library.IN_ORDER if self._handle is None else library.outlook(self._handle)
+
+    def declare_joined(self):
+        library.declare(self._handle, library.JOINED)
+
+    def wait_while_held(self):
+        library.wait_while_held(self._handle)
+
+    def succeed(self):
+        """Becomes the next generation: the ranks that are left, numbered anew, or all with their replacements."""
+        before = self._handle
+        try:
+            self._handle, place = library.next_generation(before)
+        except library.Failure as failure:
+            raise self._error(failure.report) from None
+        phase.follow(before, self._handle)
+        library.close(before)
+        self._rank, self._world = place["rank"], place["world"]
+        self._ranks = list(range(self._world))
+        dist.distributed_c10d._world.pg_group_ranks[self] = {rank: rank for rank in self._ranks}
+
+    def settle(self, place, completed):
+        """What holds in this generation, see ``paceline_settle``. All its ranks call it before anything else."""
+        try:
+            return library.settle(self._handle, place, completed)
+        except library.Failure as failure:
+            raise self._error(failure.report) from None
+
     # What torch asks of a group.
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._world
 
     def getBackendName(self):
         return "paceline"
@@ -582,6 +639,11 @@ def _variables(options):
     variables["MASTER_ADDR"] = host or env.get("MASTER_ADDR") or "127.0.0.1"
     variables["MASTER_PORT"] = str(port or env.get("MASTER_PORT") or 29500)
     return variables
+
+
+def rendezvous_alone(_url, **_options):
+    """In place of torch's store, which a lost rank 0 may have hosted: a replacement meets the others in the launcher's."""
+    yield dist.HashStore(), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def _leave():

@@ -29,6 +29,24 @@ def tell(handle):
     _enter(library.OWN_CODE)
 
 
+def follow(handle, following):
+    """Tells them in the next generation of the group."""
+    global _handle
+    if handle == _handle:
+        _handle = following
+
+
+def steps():
+    """Steps that are over."""
+    return _step
+
+
+def go_on_after(steps):
+    """In a process that goes on with the work of another one."""
+    global _step
+    _step = steps
+
+
 def stop(handle):
     """Ends that, if this is the group."""
     global _handle

@@ -5,9 +5,12 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from paceline.torch import agree
+from paceline import _library as library
+from paceline.torch import agree, phase
 from paceline.torch.buffers import Buffers
-from paceline.torch.data import Shards, cut, mix, own_shards
+from paceline.torch.data import Loader, Shards, cut, mix, own_shards, random_states, set_random_states
+from paceline.torch.group import Group
+from paceline.torch.live import Live
 from paceline.torch.sums import Sums
 
 
@@ -36,9 +39,12 @@ class SameBits:
         self._own = own_shards(shards, self._group)
         self._batches = self._turn = 0
         self._kernels = agree.kernels()
-        settings = {"shards": shards, "seed": seed, "names, shapes or types of the model's tensors": agree.structure(model)}
-        agree.compare(settings | self._kernels, self._group)
+        self._facts = {"shards": shards, "seed": seed, "names, shapes or types of the model's tensors": agree.structure(model)} | self._kernels
         self._parameters, self._flats = [], []
+        self._live, self._parts = None, {}
+        if self._is_joining():
+            return  # the others are far ahead
+        agree.compare(self._facts, self._group)
         if self._group is not None:
             self._share_weights()
 
@@ -55,28 +61,70 @@ class SameBits:
         As with ``loss.backward()``, gradients are added to those that are there, and afterwards it is the program's turn: clipping, the
         optimizer's step, ``zero_grad``. After an exception gradients and buffers are as before.
         """
-        own = batch if isinstance(batch, Shards) else cut(batch, self.shards, self._own)
-        self._check(own)
+        self._check()
         parameters = self._lay_out()
         before = [parameter.grad for parameter in parameters]
         buffers, random_numbers = Buffers(self.model), torch.get_rng_state()
+
+        def attempt():
+            return self._run(self._deal(batch), loss_of, parameters, buffers)
+
         try:
-            outcome = self._run(own, loss_of, parameters, buffers)
+            means, loss = self._commit(attempt, buffers.undo)
         except BaseException:
             for parameter, grad in zip(parameters, before):
                 parameter.grad = grad
-            buffers.restore()
+            buffers.undo()
             raise
         finally:
             torch.set_rng_state(random_numbers)
             for flat in self._flats:
                 flat.sums.reset()
-        means, loss = outcome
         for parameter, old, mean in zip(parameters, before, means):
             parameter.grad = old if mean is None else mean if old is None else old.add_(mean)
         self._batches += 1
-        self._turn += 1
         return loss
+
+    def recover_live(self, loader=None, **parts):
+        """Has the job go on without ranks that are lost, under ``paceline run`` with ``--recovery live`` or ``auto``, and the backend ``paceline``.
+
+        All ranks call it right before the loop, after a checkpoint was loaded. When a rank is lost, ``backward`` calls ``loss_of`` again, also for
+        shards of other ranks, and the ranks get new numbers: ask ``torch.distributed.get_rank()`` when you need it.
+
+        ``loader``
+            The :class:`Loader` of the loop. With it, processes that the launcher starts in place of lost ranks (``--max-restarts``) join between
+            two batches: there this call waits for that, and gives the state of another rank to model and parts.
+        ``parts``
+            By name, what else has a state, such as the optimizer and its schedule; with ``state_dict`` and ``load_state_dict``.
+
+        Elsewhere it does nothing but warn. Raises ValueError on all ranks if they differ in the names of their parts.
+        """
+        if loader is not None and not isinstance(loader, Loader):
+            kind = type(loader).__name__
+            raise TypeError(f"recover_live takes a paceline.torch.Loader, and this is a {kind}; leave it out, and no lost rank is replaced")
+        self._parts = parts if loader is None else {"loader": loader, **parts}
+        for name, part in self._parts.items():
+            agree.refuse_part(name, part)
+        self._facts |= {"parts of recover_live": sorted(self._parts)}
+        is_joining = self._is_joining()
+        if not is_joining:
+            agree.compare(self._facts, self._group)
+        is_whole = isinstance(self._group, Group) and self._group is dist.group.WORLD
+        if not is_whole or not self._group.go_live(admits=loader is not None):
+            if self._group is not None and dist.get_rank(self._group) == 0 and dist.get_world_size(self._group) > 1:
+                words = "a lost rank ends the job: no launcher recovers it live; use `paceline run --recovery live` and the backend paceline"
+                warnings.warn(words, stacklevel=2)
+            return
+        self._live = Live(self._group, self._facts, self._adopt, self._give, self._take)
+        if loader is not None:
+            loader.before_batch = self._live.admit
+        if is_joining:
+            self._live.join()
+
+    def with_recovery(self, function):
+        """What ``function`` gives, which is called again if ranks are lost meanwhile: for other operations between ranks, such as sums of an
+        evaluation. All ranks call this in the same order; ``function`` changes nothing that would count twice."""
+        return self._commit(function, lambda: None)
 
     def state_dict(self):
         """What :meth:`load_state_dict` needs besides the model's and the optimizer's own, for any number of ranks."""
@@ -92,22 +140,72 @@ class SameBits:
                 warnings.warn(f"other bits may follow: {name} was {state['kernels'].get(name)}, and is {now}", stacklevel=2)
         self._batches, self._turn = state["batches"], 0
 
+    def _is_joining(self):
+        """Whether this process is to take a lost rank's place."""
+        return isinstance(self._group, Group) and self._group.outlook() == library.JOINING
+
+    def _commit(self, attempt, undo):
+        outcome = attempt() if self._live is None else self._live.commit(attempt, undo)
+        self._turn += 1
+        return outcome
+
+    def _adopt(self, settled):
+        """Deals the work anew in the next generation of the group."""
+        self._own = own_shards(self.shards, self._group)
+        self._parameters = []
+        self._lay_out()
+        # All begin to compare their weights anew. A rank that is behind is about to complete a commit.
+        self._turn = 0 if settled["completed"] == self._live.completed else -1
+
+    def _give(self):
+        """What a replacement needs."""
+        return {
+            "tensors": [tensor.detach() for tensor in self._tensors()],
+            "grads": [parameter.grad for parameter in self.model.parameters()],
+            "same": self.state_dict(),
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "random": random_states(),
+            "steps": phase.steps(),
+        }
+
+    def _take(self, state):
+        with torch.no_grad():
+            for tensor, given in zip(self._tensors(), state["tensors"]):
+                tensor.copy_(given)
+        for parameter, grad in zip(self.model.parameters(), state["grads"]):
+            parameter.grad = grad
+        self.load_state_dict(state["same"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
+        set_random_states(state["random"])
+        phase.go_on_after(state["steps"])
+
+    def _tensors(self):
+        return [*self.model.parameters(), *self.model.buffers()]
+
     def _share_weights(self):
         root = dist.get_global_rank(self._group, 0)
         with torch.no_grad():
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            for tensor in self._tensors():
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, root, group=self._group)
                 tensor.copy_(whole)
 
-    def _check(self, own):
+    def _check(self):
         if torch.get_num_threads() != self._kernels["torch threads"]:
             raise RuntimeError(f"torch had {self._kernels['torch threads']} threads, and has {torch.get_num_threads()}: other bits would follow")
+
+    def _deal(self, batch):
+        """This rank's shards of a batch."""
+        own = batch if isinstance(batch, Shards) else cut(batch, self.shards, self._own)
         if own.count != self.shards:
             raise ValueError(f"the batch is cut in {own.count} shards, and SameBits has {self.shards}; give the loader as many")
+        if self._live is not None:
+            return own.deal(self._own)
         for shard in own:
             if shard.number not in self._own:
                 raise ValueError(f"shard {shard.number} is another rank's; give the loader the group of SameBits")
+        return own
 
     def _lay_out(self):
         """The parameters to train, with flat memory for their gradients."""
@@ -133,6 +231,8 @@ class SameBits:
             loss, weight = 0.0, 0.0
             for parameter in parameters:
                 parameter.grad = None
+            if self._live is not None:
+                self._live.look()
             if number in by_number:
                 loss, weight = self._run_shard(by_number[number], loss_of)
                 buffers.take(weight)

@@ -17,7 +17,7 @@ use std::thread::Builder;
 
 use burn::module::Module;
 use burn::tensor::{Bytes, TensorData};
-use paceline_collective::ProcessGroup;
+use paceline_collective::{Place, ProcessGroup, Standing};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -28,7 +28,7 @@ use crate::error::DdpError;
 use crate::fingerprint::odd_ranks;
 use crate::numerics::SameBits;
 use crate::pace::Intervals;
-use crate::recovery::{Commits, Place, Recovery, Standing, is_lost};
+use crate::recovery::{Commits, Recovery};
 use crate::verify::Manifest;
 use crate::weights;
 
@@ -172,7 +172,7 @@ impl Ddp {
             if settled.giver == Some(self.group.rank()) && !settled.new.is_empty() {
                 match self.hand_over(model, &settled.new, &mut give) {
                     // The next operation finds out.
-                    Err(_) if is_lost(&self.group) => {}
+                    Err(_) if self.group.is_lost() => {}
                     handed => handed?,
                 }
             }
@@ -279,7 +279,7 @@ impl Handover {
             match Self::meet_in(&group) {
                 Ok(handover) => return Ok((group, Self { room, ..handover })),
                 // Another rank is lost: the others come back to this one after their step.
-                Err(_) if is_lost(&group) => {}
+                Err(_) if group.is_lost() => {}
                 Err(error) => {
                     group.abort(&error.to_string());
                     return Err(error);

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use paceline_collective::{ProcessGroup, Tree};
+use paceline_collective::{Place, ProcessGroup, Settlement, Standing, Tree};
 
 use super::{Ddp, Reduced};
 use crate::comm_hook::CommHook;
 use crate::error::DdpError;
-use crate::recovery::{self, Place, Recovery, Settlement, Standing};
+use crate::recovery::Recovery;
+#[cfg(test)]
+use crate::recovery::faults;
 use crate::reducer::Reducer;
 use crate::timeline::Timeline;
 
@@ -154,9 +156,7 @@ impl Ddp {
 
     /// After a failure of the group, goes on with the ranks that are left.
     fn recover(&mut self) -> Result<Next, DdpError> {
-        let failed = self.group.health().err();
-        let is_loss = failed.as_ref().is_some_and(recovery::is_loss);
-        if !self.is_live() || !is_loss {
+        if !self.is_live() || !self.group.is_lost() {
             return Ok(Next::Fail);
         }
         let own = self.commits.completed;
@@ -202,7 +202,7 @@ impl Ddp {
             match settle(&self.group, standing, &self.commits.result) {
                 Ok(settled) => return Ok(Ok(settled)),
                 // Another rank is lost.
-                Err(_) if recovery::is_lost(&self.group) => {}
+                Err(_) if self.group.is_lost() => {}
                 Err(error) => {
                     self.group.abort(&error.to_string());
                     return Err(error);
@@ -228,7 +228,7 @@ impl Ddp {
     pub(super) fn adopt(&mut self) -> Result<bool, DdpError> {
         match self.deal_anew() {
             Ok(()) => Ok(true),
-            Err(_) if recovery::is_lost(&self.group) => Ok(false),
+            Err(_) if self.group.is_lost() => Ok(false),
             Err(error) => {
                 self.group.abort(&error.to_string());
                 Err(error)
@@ -238,7 +238,7 @@ impl Ddp {
 
     fn deal_anew(&mut self) -> Result<(), DdpError> {
         #[cfg(test)]
-        recovery::faults::in_recovery(recovery::faults::Fault::DiesDealing, &self.group);
+        faults::in_recovery(faults::Fault::DiesDealing, &self.group);
         let (shards, world) = (self.shard_count(), self.group.world());
         self.tree = Tree::split(shards, world).map_err(|_| DdpError::Shards { shards, world })?;
         if self.options.stop_on_signal {
@@ -271,10 +271,10 @@ pub(super) fn settle(
     result: &[u8],
 ) -> Result<Settled, DdpError> {
     #[cfg(test)]
-    recovery::faults::in_recovery(recovery::faults::Fault::DiesSettling, group);
+    faults::in_recovery(faults::Fault::DiesSettling, group);
     let all = group.all_gather_bytes(&standing.encode())?;
     let all: Vec<Standing> = all.iter().map(|bytes| Standing::decode(bytes)).collect();
-    let settlement = recovery::settle(&all)?;
+    let settlement = paceline_collective::settle(&all)?;
     let lent = settlement.lender.map(|lender| {
         let own = (group.rank() == lender).then_some(result);
         let lent = group.broadcast_bytes(own, lender)?;

@@ -16,7 +16,7 @@ const SEEDS: u64 = 5_000;
 /// More than any run needs.
 const EVENTS_MAX: usize = 100_000;
 
-type Settle = fn(&[Standing]) -> Result<Settlement, DdpError>;
+type Settle = fn(&[Standing]) -> Result<Settlement, Apart>;
 
 /// What the ranks of a generation do, one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
