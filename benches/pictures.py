@@ -123,8 +123,9 @@ def roofline(options):
         parts.append(text(*label, str(number), 10, "middle", colour))
         shares = ", ".join(f"{rate / peak:.0%}" for _, rate in points)
         parts.append(text(right + 20, top + 8 + 20 * (number - 1), f"{number}  {name}: {shares}", 11, fill=colour))
-    parts.append(text(64, bottom + 62, "100% are multiply-adds on registers. Large dot: output; middle: gradient of the input, or all of attention's; small: of the weight.", fill=PALE))
-    picture("Speed of the CPU kernels beside the processor's", title, bottom + 80, parts)
+    end = max(bottom + 62, top + 28 + 20 * len(found))
+    parts.append(text(64, end, "100% are multiply-adds on registers. Large dot: output; middle: gradient of the input, or all of attention's; small: of the weight.", fill=PALE))
+    picture("Speed of the CPU kernels beside the processor's", title, end + 18, parts)
 
 
 # What a sample belongs to: the first kind that one of its functions names.

@@ -151,9 +151,7 @@ impl Kernels {
                 planes,
             });
         });
-        let moments: Vec<(f64, f64)> = (0..channels)
-            .map(|channel| norm.together(planes.iter().skip(channel).step_by(channels)))
-            .collect();
+        let moments = norm.together(&planes);
         let moments = Moments {
             mean: moments.iter().map(|(mean, _)| *mean as f32).collect(),
             variance: moments
@@ -270,17 +268,25 @@ impl Kernels {
 }
 
 impl BatchNorm {
-    /// Mean and variance of the values of several planes with these means and sums of squared distances.
-    fn together<'a>(&self, planes: impl Iterator<Item = &'a [f32; 2]>) -> (f64, f64) {
+    /// Mean and variance of each channel, from the means and the sums of squared distances of all planes.
+    fn together(&self, planes: &[[f32; 2]]) -> Vec<(f64, f64)> {
         let positions = self.positions as f64;
-        let (mut mean, mut squares) = (0.0, 0.0);
-        for (before, [plane_mean, plane_squares]) in planes.enumerate() {
-            let (before, count) = (before as f64, before as f64 + 1.0);
-            let distance = f64::from(*plane_mean) - mean;
-            mean += distance / count;
-            squares += f64::from(*plane_squares) + distance * distance * positions * before / count;
+        let mut moments = vec![(0.0, 0.0); self.channels];
+        // All channels side by side, because the sums of one wait for each other.
+        let images = planes.chunks_exact(self.channels.max(1));
+        for (image, planes) in images.enumerate() {
+            let (before, count) = (image as f64, image as f64 + 1.0);
+            for ((mean, squares), [plane_mean, plane_squares]) in moments.iter_mut().zip(planes) {
+                let distance = f64::from(*plane_mean) - *mean;
+                *mean += distance / count;
+                *squares +=
+                    f64::from(*plane_squares) + distance * distance * positions * before / count;
+            }
         }
-        (mean, squares / (self.images as f64 * positions))
+        for (_, squares) in &mut moments {
+            *squares /= self.images as f64 * positions;
+        }
+        moments
     }
 }
 

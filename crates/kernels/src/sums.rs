@@ -39,24 +39,27 @@ fn sums_of<R: Register, const N: usize, const REGISTERS: usize>(
             *sums = add(*sums, R::load(&a[from..]), R::load(&b[from..]));
         }
     }
-    let mut padded = [[0.0; LANES]; 2];
-    padded[0][..rest_a.len()].copy_from_slice(rest_a);
-    padded[1][..rest_b.len()].copy_from_slice(rest_b);
     let mut lanes = [[0.0; LANES]; N];
     for (at, sums) in sums.iter().enumerate() {
-        let from = at * R::LEN;
-        let more = add(
-            *sums,
-            R::load(&padded[0][from..]),
-            R::load(&padded[1][from..]),
-        );
-        for (n, lanes) in lanes.iter_mut().enumerate() {
+        for (sum, lanes) in sums.iter().zip(&mut lanes) {
+            sum.store(&mut lanes[at * R::LEN..]);
+        }
+    }
+    if !rest_a.is_empty() {
+        let mut padded = [[0.0; LANES]; 2];
+        padded[0][..rest_a.len()].copy_from_slice(rest_a);
+        padded[1][..rest_b.len()].copy_from_slice(rest_b);
+        for (at, sums) in sums.iter().enumerate() {
+            let from = at * R::LEN;
+            let [a, b] = padded.each_ref().map(|values| R::load(&values[from..]));
+            let more = add(*sums, a, b);
             // Lanes that have no value left keep their sums.
-            let mut with_rest = [0.0; LANES];
-            sums[n].store(&mut lanes[from..]);
-            more[n].store(&mut with_rest);
             let left = rest_a.len().saturating_sub(from).min(R::LEN);
-            lanes[from..][..left].copy_from_slice(&with_rest[..left]);
+            for (more, lanes) in more.iter().zip(&mut lanes) {
+                let mut with_rest = [0.0; LANES];
+                more.store(&mut with_rest);
+                lanes[from..][..left].copy_from_slice(&with_rest[..left]);
+            }
         }
     }
     lanes.map(add_lanes)
