@@ -24,7 +24,7 @@ use crate::status::{PeerInfo, Status};
 use crate::tree::Tree;
 use crate::watch::Watch;
 use crate::wiring::{Origin, Wiring};
-use crate::{bootstrap, local};
+use crate::{bootstrap, local, mpi};
 
 /// Largest world that a group can have: every rank holds a connection to every other one.
 pub const WORLD_MAX: usize = 1024;
@@ -296,8 +296,8 @@ impl ProcessGroup {
         self.0.env.local_world
     }
 
-    /// How bytes travel: `"local"`, `"shm"`, `"tcp"`, `"hierarchical"` (shared memory within hosts, TCP between them), or
-    /// `"none"` in a world of one.
+    /// How bytes travel: `"local"`, `"shm"`, `"tcp"`, `"hierarchical"` (shared memory within hosts, TCP between them), `"mpi"`
+    /// (the same with MPI between them), or `"none"` in a world of one.
     pub fn transport(&self) -> &'static str {
         self.0.transport
     }
@@ -449,6 +449,9 @@ impl Drop for Member {
         // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
         self.p2p.close();
         drop(self.watch.take());
+        if !self.status.is_sound() {
+            mpi::give_up();
+        }
         if let Some(Origin::Hub(hub)) = &self.origin {
             hub.leave(self.status.rank);
         }

@@ -75,6 +75,7 @@ mod memory;
 mod memory_report;
 mod mesh;
 mod message;
+mod mpi;
 mod named;
 mod options;
 mod p2p;

@@ -21,6 +21,9 @@ pub enum Transport {
     /// Shared memory between ranks of one host, TCP between hosts. Where all ranks are on one host that is `Shm`, where
     /// each has a host of its own `Tcp`.
     Hierarchical,
+    /// Shared memory between ranks of one host, an MPI library between hosts: ranks that its `mpirun` has started. Messages
+    /// between two ranks go over TCP. Where all ranks are on one host that is `Shm`.
+    Mpi,
 }
 
 impl Transport {
@@ -31,13 +34,20 @@ impl Transport {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Hierarchical => "hierarchical",
+            Self::Mpi => "mpi",
         }
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        [Self::Auto, Self::Shm, Self::Tcp, Self::Hierarchical]
-            .into_iter()
-            .find(|transport| transport.name() == name)
+        [
+            Self::Auto,
+            Self::Shm,
+            Self::Tcp,
+            Self::Hierarchical,
+            Self::Mpi,
+        ]
+        .into_iter()
+        .find(|transport| transport.name() == name)
     }
 }
 
@@ -82,7 +92,7 @@ impl GroupOptions {
             Some(name) => Transport::from_name(name).ok_or_else(|| Error::Setting {
                 name: "PACELINE_TRANSPORT",
                 value: name.into(),
-                expected: "auto, shm, tcp or hierarchical",
+                expected: "auto, shm, tcp, hierarchical or mpi",
             })?,
         };
         let algorithm = match env.algorithm.as_deref() {
@@ -144,7 +154,7 @@ mod tests {
         let error = GroupOptions::default().under(&env).unwrap_err().to_string();
         assert_eq!(
             error,
-            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm, tcp or hierarchical"
+            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm, tcp, hierarchical or mpi"
         );
     }
 }

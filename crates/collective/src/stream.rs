@@ -1,4 +1,4 @@
-//! The rounds of a plan over stream connections: TCP between hosts, and wherever no memory is shared.
+//! The rounds of a plan over streams of bytes: TCP or MPI between hosts, and wherever no memory is shared.
 //!
 //! In a round a rank receives what its tasks read from stream peers, folds, and sends results; at the same time it sends
 //! the peers what their tasks read. Everything is cut into pieces ([`cut`]), so receiving, folding and sending overlap
@@ -17,6 +17,7 @@ mod frame;
 mod lane;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 use std::io;
 use std::time::Instant;
@@ -26,12 +27,12 @@ pub(crate) use self::cut::LANES_MAX;
 use self::drive::Drive;
 use self::frame::{DIFFERENT, FRAME_BYTES, Frame, MEETING};
 use self::lane::{INBOX_BYTES, Lane};
+pub(crate) use self::wire::Wire;
 use crate::call::{Header, agree};
 use crate::error::Error;
 use crate::pace::Pace;
 use crate::plan::{Place, Plan, Spot, Task};
 use crate::runner::Runner;
-use crate::socket::Socket;
 use crate::status::OpWait;
 
 /// Largest world in which all ranks compare their calls with all others; above it each compares with those it deals with.
@@ -74,7 +75,6 @@ pub(crate) struct Streams {
     /// By rank.
     peers: Vec<Option<Peer>>,
     board: Board,
-    inbox_bytes: usize,
     /// Peers of the exchange that is going on.
     active: Vec<usize>,
     /// Whether every rank has a core, so that spinning does not keep a peer from running.
@@ -101,21 +101,27 @@ struct Peer {
     differs: bool,
 }
 
+/// The greatest length of a message where wires carry messages: a piece goes in one.
+pub(crate) fn message_bytes(world: usize) -> usize {
+    cut::piece_bytes(usize::MAX / 2, world)
+}
+
 impl Streams {
-    /// Takes over sockets by lane and peer. A peer has as many as there are lanes, or none.
+    /// Takes over wires by lane and peer. A peer has as many as there are lanes, or none.
     ///
-    /// *Errors*: the system's, and [`io::ErrorKind::InvalidInput`] for missing sockets or a number of lanes that is not
+    /// *Errors*: the system's, and [`io::ErrorKind::InvalidInput`] for missing wires or a number of lanes that is not
     /// from 1 to [`LANES_MAX`].
-    pub(crate) fn new(rank: usize, sockets: Vec<Vec<Option<Socket>>>) -> io::Result<Self> {
-        let world = sockets.first().map_or(0, Vec::len);
-        let lanes = sockets.len();
+    pub(crate) fn new<W: Into<Wire>>(rank: usize, wires: Vec<Vec<Option<W>>>) -> io::Result<Self> {
+        let world = wires.first().map_or(0, Vec::len);
+        let lanes = wires.len();
         let mut peers: Vec<Vec<Lane>> = (0..world).map(|_| Vec::new()).collect();
-        for lane in sockets {
-            for (socket, peer) in lane.into_iter().zip(&mut peers) {
-                let Some(socket) = socket else { continue };
-                socket.set_nonblocking(true)?;
-                socket.set_nodelay()?;
-                peer.push(Lane::new(socket));
+        for lane in wires {
+            for (wire, peer) in lane.into_iter().zip(&mut peers) {
+                let Some(wire) = wire.map(Into::into) else {
+                    continue;
+                };
+                wire.prepare()?;
+                peer.push(Lane::new(wire));
             }
         }
         let is_whole = |peer: &Vec<Lane>| peer.is_empty() || peer.len() == lanes;
@@ -132,7 +138,6 @@ impl Streams {
         Ok(Self {
             rank,
             mates: (0..world).filter(is_mate).collect(),
-            inbox_bytes: peers.iter().flatten().map(Peer::inbox_bytes).sum(),
             peers,
             board: Board::default(),
             active: Vec::new(),
@@ -152,7 +157,9 @@ impl Streams {
 
     /// Memory for what has been read ahead, and for pieces in flight.
     pub(crate) fn bytes(&self) -> usize {
-        self.inbox_bytes + self.board.scratch_bytes()
+        let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
+        let inboxes: usize = lanes.map(|lane| INBOX_BYTES + lane.wire.bytes()).sum();
+        inboxes + self.board.scratch_bytes()
     }
 
     /// Compares calls with all stream peers and does nothing else: nobody returns before all have come.
@@ -280,10 +287,6 @@ impl Peer {
             header: None,
             differs: false,
         }
-    }
-
-    fn inbox_bytes(&self) -> usize {
-        self.lanes.len() * INBOX_BYTES
     }
 
     fn clear(&mut self) {

@@ -20,6 +20,9 @@ use crate::status::OpWait;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.
 const SLICE: Duration = Duration::from_millis(5);
+/// The same where `poll` cannot wait for what comes: a part of the time waited so far, so that what has taken long takes little longer.
+const LOOK: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+const LOOKS: u32 = 8;
 /// How long the reason for the end of a data connection may take to arrive on the message connection.
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long to look without offering the core to anybody else; a peer that runs answers within it.
@@ -98,7 +101,7 @@ impl Drive<'_> {
                     agree(&self.headers())?;
                     return Err(self.no_difference());
                 }
-                if !differs && self.is_done() {
+                if !differs && self.is_done()? {
                     // What this rank has sent may have woken peers; no matter whether it has, the next wait looks a bounded time longer.
                     *self.pace = self.pace.after_waking(Instant::now());
                     return Ok(ready);
@@ -116,7 +119,10 @@ impl Drive<'_> {
                     }
                     continue;
                 }
-                self.sleep(differs);
+                let idled = idle
+                    .as_ref()
+                    .map_or(Duration::ZERO, |idle| idle.since.elapsed());
+                self.sleep(differs, idled);
                 idle.iter_mut().for_each(|idle| idle.slept = true);
             }
         }
@@ -177,12 +183,27 @@ impl Drive<'_> {
         Ok(progress)
     }
 
-    fn is_done(&self) -> bool {
-        self.board.is_done()
+    fn is_done(&mut self) -> Result<bool, Error> {
+        let moved = self.board.is_done()
             && self.all(|peer| {
                 let lane = |lane: &lane::Lane| lane.sending.finished && lane.receiving.finished;
                 peer.head_left == 0 && peer.lanes.iter().all(lane)
-            })
+            });
+        Ok(moved && self.flush()?)
+    }
+
+    /// Whether nothing of what was sent needs this rank any more.
+    fn flush(&mut self) -> Result<bool, Error> {
+        let mut flushed = true;
+        for &number in self.active {
+            let lanes = self.peers[number]
+                .iter_mut()
+                .flat_map(|peer| &mut peer.lanes);
+            let mut lanes = lanes.map(|lane| lane.wire.flush());
+            let all = lanes.try_fold(true, |all, lane| Ok(all & lane?));
+            flushed &= all.map_err(|failure| self.error(number, failure))?;
+        }
+        Ok(flushed)
     }
 
     /// Whether to look again instead of sleeping.
@@ -201,8 +222,9 @@ impl Drive<'_> {
         spun < idle.limit
     }
 
-    /// Until a socket is ready for what is still to be done, at most a slice.
-    fn sleep(&self, differs: bool) {
+    /// Until a wire is ready for what is still to be done, at most a slice, after `idled`.
+    fn sleep(&self, differs: bool, idled: Duration) {
+        let mut limit = SLICE.min(self.wait.timeout);
         let mut fds = Vec::with_capacity(self.active.len());
         for (_, peer) in self.active() {
             for (number, lane) in peer.lanes.iter().enumerate() {
@@ -214,16 +236,18 @@ impl Drive<'_> {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::OUT, out);
                 flags.set(PollFlags::IN, head_in || payload);
-                if flags.contains(PollFlags::IN) && lane.socket.has_pending() {
+                if flags.contains(PollFlags::IN) && lane.wire.has_pending() {
                     return;
                 }
-                if !flags.is_empty() {
-                    fds.push(PollFd::new(&lane.socket, flags));
+                match lane.wire.fd() {
+                    Some(fd) if !flags.is_empty() => fds.push(PollFd::from_borrowed_fd(fd, flags)),
+                    Some(_) => {}
+                    None => limit = limit.min((idled / LOOKS).clamp(LOOK[0], LOOK[1])),
                 }
             }
         }
         // A failing poll is a lack of memory; the next turn finds out what the sockets say.
-        let _ = poll_for(&mut fds, SLICE.min(self.wait.timeout));
+        let _ = poll_for(&mut fds, limit);
     }
 
     /// The ranks that are waited for: those that have not come, else those whose data is late, else those that do not read.
@@ -234,7 +258,10 @@ impl Drive<'_> {
                 let late = |lane: &lane::Lane| !lane.receiving.finished && !lane.receiving.held;
                 peer.lanes.iter().any(late)
             },
-            &|peer| peer.head_left > 0 || peer.lanes.iter().any(|lane| !lane.sending.finished),
+            &|peer| {
+                let late = |lane: &lane::Lane| !lane.sending.finished || lane.wire.holds_unsent();
+                peer.head_left > 0 || peer.lanes.iter().any(late)
+            },
         ];
         let those = |late: &dyn Fn(&Peer) -> bool| -> Vec<usize> {
             let late = self.active().filter(|(_, peer)| late(peer));
