@@ -24,7 +24,7 @@ use crate::status::{PeerInfo, Status};
 use crate::tree::Tree;
 use crate::watch::Watch;
 use crate::wiring::{Origin, Wiring};
-use crate::{bootstrap, local, mpi};
+use crate::{bootstrap, local};
 
 /// Largest world that a group can have: every rank holds a connection to every other one.
 pub const WORLD_MAX: usize = 1024;
@@ -449,9 +449,6 @@ impl Drop for Member {
         // Joins the watch thread and closes the sockets; only now, so that the goodbye is on its way first.
         self.p2p.close();
         drop(self.watch.take());
-        if !self.status.is_sound() {
-            mpi::give_up();
-        }
         if let Some(Origin::Hub(hub)) = &self.origin {
             hub.leave(self.status.rank);
         }

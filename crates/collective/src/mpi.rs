@@ -72,6 +72,12 @@ pub(crate) fn library() -> Result<&'static Library, String> {
         .map_err(Clone::clone)
 }
 
+/// The number of processes of MPI's job, where its launcher says that in advance.
+pub(crate) fn launched() -> Option<usize> {
+    let says = |name: &&str| std::env::var(name).ok()?.parse().ok();
+    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(says)
+}
+
 /// MPI with `world` processes, once it has started; the first call begins that.
 ///
 /// *Errors*: it cannot start, and why.
@@ -95,7 +101,8 @@ pub(crate) fn world(rank: usize, world: usize) -> Option<Result<&'static World, 
         .map(|world| world.as_ref().map_err(Clone::clone))
 }
 
-/// A group has failed. The process will end without waiting for peers in `MPI_Finalize`.
+/// A group has failed. From now on MPI is called for other groups only, because some libraries end the process when they find that
+/// a peer is gone; and the process will end without `MPI_Finalize`, which waits for all peers.
 pub(crate) fn give_up() {
     if let Some(Ok(world)) = WORLD.get() {
         world.failed.store(true, Ordering::Relaxed);
@@ -163,17 +170,17 @@ impl World {
     fn serve(&self, mut idle: Request, left: &Sender<()>) {
         while !self.leaving.load(Ordering::Acquire) {
             std::thread::park_timeout(PROGRESS);
-            if self.groups.load(Ordering::Relaxed) > 0 {
+            let is_used = self.groups.load(Ordering::Relaxed) > 0;
+            if is_used && !self.failed.load(Ordering::Relaxed) {
                 // It is never done; and lines see errors themselves.
                 let _ = self.call(|library| library.test(&mut idle));
             }
         }
         let mut finalized = self.finalized.lock();
         let calls = &self.library.calls;
-        calls.cancel(&mut idle);
-        let ended = calls.test(&mut idle).and_then(|_| calls.finalize());
+        calls.end(idle, true);
         *finalized = true;
-        if let Err(reason) = ended {
+        if let Err(reason) = calls.finalize() {
             paceline_rendezvous::notice!(WARN, "MPI did not end in order: {reason}");
         }
         let _ = left.send(());
@@ -247,11 +254,9 @@ impl Messages for Open {
         self.0.call(|mpi| mpi.test(request))
     }
 
-    fn cancel(&self, request: &mut Request) {
-        let _ = self.0.call(|mpi| {
-            mpi.cancel(request);
-            Ok(())
-        });
+    fn end(&self, request: Request, receives: bool) -> bool {
+        let failed = self.0.failed.load(Ordering::Relaxed);
+        !failed && self.0.call(|mpi| Ok(mpi.end(request, receives))) == Ok(true)
     }
 }
 

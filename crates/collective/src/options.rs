@@ -95,6 +95,13 @@ impl GroupOptions {
                 expected: "auto, shm, tcp, hierarchical or mpi",
             })?,
         };
+        if transport == Transport::Mpi && env.tls {
+            return Err(Error::Setting {
+                name: "PACELINE_TLS",
+                value: "on".into(),
+                expected: "off where data goes over MPI, which does not encrypt",
+            });
+        }
         let algorithm = match env.algorithm.as_deref() {
             None => self.algorithm,
             Some(text) => Override::parse(text).map_err(|source| Error::Algorithm { source })?,
@@ -131,6 +138,20 @@ mod tests {
             (options.transport, options.timeout, options.auto_timeout),
             (Transport::Tcp, Duration::from_secs(5), false)
         );
+    }
+
+    #[test]
+    fn mpi_is_refused_where_all_is_to_be_encrypted() {
+        let mut env = WorkerEnv::alone();
+        env.tls = true;
+        let mpi = GroupOptions {
+            transport: Transport::Mpi,
+            ..GroupOptions::default()
+        };
+        let error = mpi.under(&env).unwrap_err().to_string();
+        assert!(error.starts_with("PACELINE_TLS is \"on\""), "{error}");
+        env.tls = false;
+        assert!(mpi.under(&env).is_ok());
     }
 
     #[test]

@@ -59,8 +59,11 @@ impl Forming<'_> {
                     "`paceline run` started it, and only MPI's own launcher makes processes an MPI job".into(),
                 );
             }
-            if self.env.tls {
-                return Err("PACELINE_TLS is on, and MPI does not encrypt".into());
+            let is_whole = self.subgroup.is_none() && self.succession.is_none();
+            if let Some(processes) = mpi::launched().filter(|said| is_whole && *said != self.env.world) {
+                return Err(format!(
+                    "MPI's launcher has started {processes} processes, and the job has {} ranks", self.env.world
+                ));
             }
             mpi::library().map(|library| library.version.clone())
         })
@@ -133,7 +136,7 @@ impl Forming<'_> {
             if let Some(world) = mpi::world(self.env.rank, self.env.world) {
                 return world.map_err(|reason| self.impossible(reason));
             }
-            self.look(records, messages, &others, "start MPI")?;
+            self.look(records, messages, &others, "start MPI with it")?;
         }
     }
 

@@ -228,7 +228,11 @@ impl<H: Handle> Interface<H> {
             // SAFETY: there is room for the longest text.
             unsafe { (self.error_string)(code, text, len) }
         });
-        Err(format!("{name}: {text}"))
+        // MPICH adds a line for each function that the error has come through; the last one says most.
+        Err(format!(
+            "{name}: {}",
+            text.lines().last().unwrap_or_default()
+        ))
     }
 
     /// The communicator for messages.
@@ -341,12 +345,14 @@ impl<H: Handle> Messages for Interface<H> {
         Ok(Some(usize::try_from(count).unwrap_or(0)))
     }
 
-    fn cancel(&self, request: &mut Request) {
-        let mut handle = H::of(request.0);
-        // A request that cannot be cancelled stays what it was.
-        // SAFETY: the request is the library's own and has not been completed.
-        unsafe { (self.cancel)(&raw mut handle) };
-        request.0 = handle.word();
+    fn end(&self, mut request: Request, receives: bool) -> bool {
+        if receives {
+            let mut handle = H::of(request.0);
+            // What cannot be cancelled stays what it was.
+            // SAFETY: the request is the library's own and has not been completed.
+            unsafe { (self.cancel)(&raw mut handle) };
+        }
+        matches!(self.test(&mut request), Ok(Some(_)))
     }
 }
 

@@ -189,8 +189,10 @@ impl Slot {
     }
 
     /// Frees the memory, unless MPI has it and does not give it back.
-    fn free(&mut self, messages: &dyn Messages) {
-        if let (Ok(true), Some(memory)) = (self.is_free(messages), self.memory.take()) {
+    fn free(&mut self, messages: &dyn Messages, receives: bool) {
+        let request = self.request.take();
+        let is_free = request.is_none_or(|request| messages.end(request, receives));
+        if let Some(memory) = self.memory.take().filter(|_| is_free) {
             // SAFETY: it came from a box, and nobody has it any more.
             drop(unsafe { Box::from_raw(memory.as_ptr()) });
         }
@@ -199,14 +201,10 @@ impl Slot {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        for slot in &mut self.receiving.slots {
-            if let Some(request) = &mut slot.request {
-                self.messages.cancel(request);
+        for (ring, receives) in [(&mut self.sending, false), (&mut self.receiving, true)] {
+            for slot in &mut ring.slots {
+                slot.free(&*self.messages, receives);
             }
-        }
-        let slots = self.sending.slots.iter_mut();
-        for slot in slots.chain(&mut self.receiving.slots) {
-            slot.free(&*self.messages);
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) trait Messages: Send + Sync + Debug {
     /// exist any more.
     fn test(&self, request: &mut Request) -> Result<Option<usize>, String>;
 
-    /// Asks that a message be received no more. Only [`test`](Self::test) says whether it is.
-    fn cancel(&self, request: &mut Request);
+    /// Ends a request that nobody waits for any more; one that receives is cancelled. Whether MPI is done with its memory: a
+    /// message that is on its way cannot be called back.
+    fn end(&self, request: Request, receives: bool) -> bool;
 }

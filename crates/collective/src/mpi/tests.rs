@@ -80,16 +80,15 @@ impl Messages for Process {
         Ok(self.exchange.lock().done.remove(&request.0))
     }
 
-    fn cancel(&self, request: &mut Request) {
+    fn end(&self, request: Request, receives: bool) -> bool {
         let mut exchange = self.exchange.lock();
-        let mut queues = exchange.posted.values_mut();
-        let of = |waiting: &(usize, Room, usize)| waiting.0 == request.0;
-        if queues.any(|queue| {
-            let at = queue.iter().position(of);
-            at.and_then(|at| queue.remove(at)).is_some()
-        }) {
-            exchange.done.insert(request.0, 0);
+        for waiting in exchange.posted.values_mut().filter(|_| receives) {
+            if let Some(at) = waiting.iter().position(|one| one.0 == request.0) {
+                waiting.remove(at);
+                return true;
+            }
         }
+        exchange.done.remove(&request.0).is_some()
     }
 }
 
