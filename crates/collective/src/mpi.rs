@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
+use paceline_rendezvous::scheduler::{self, Scheduler};
 use parking_lot::Mutex;
 
 pub(crate) use self::library::Library;
@@ -72,10 +73,9 @@ pub(crate) fn library() -> Result<&'static Library, String> {
         .map_err(Clone::clone)
 }
 
-/// The number of processes of MPI's job, where its launcher says that in advance.
-pub(crate) fn launched() -> Option<usize> {
-    let says = |name: &&str| std::env::var(name).ok()?.parse().ok();
-    ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(says)
+/// The launcher that has started this process, and how many it started, where it says so in the environment.
+pub(crate) fn launcher() -> Option<(Scheduler, usize)> {
+    scheduler::tasks(&|name| std::env::var(name).ok())
 }
 
 /// MPI with `world` processes, once it has started; the first call begins that.

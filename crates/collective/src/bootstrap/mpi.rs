@@ -60,12 +60,13 @@ impl Forming<'_> {
                 );
             }
             let is_whole = self.subgroup.is_none() && self.succession.is_none();
-            if let Some(processes) = mpi::launched().filter(|said| is_whole && *said != self.env.world) {
-                return Err(format!(
-                    "MPI's launcher has started {processes} processes, and the job has {} ranks", self.env.world
-                ));
+            match mpi::launcher() {
+                Some((launcher, started)) if is_whole && started != self.env.world => Err(format!(
+                    "{launcher} has started {started} processes, and the job has {} ranks",
+                    self.env.world
+                )),
+                _ => mpi::library().map(|library| library.version.clone()),
             }
-            mpi::library().map(|library| library.version.clone())
         })
     }
 

@@ -13,13 +13,12 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 
 use libloading::os::unix::{Library as File, RTLD_GLOBAL, RTLD_NOW};
+use paceline_rendezvous::scheduler::Scheduler;
 
 use super::messages::{Address, Messages, Request};
 
 /// The variable that names the library's file, in place of a search.
 const VARIABLE: &str = "PACELINE_MPI_LIBRARY";
-/// A variable of every rank that Open MPI has started.
-const OPEN_MPI_RANK: &str = "OMPI_COMM_WORLD_RANK";
 const OPEN_MPI: [&str; 1] = ["libmpi.so.40"];
 /// The second is Debian's name, the others are those of the standard's interface.
 const OTHERS: [&str; 4] = [
@@ -70,7 +69,7 @@ impl Library {
                 .map_err(|reason| format!("{path}, which {VARIABLE} names: {reason}"));
         }
         let mut names: Vec<&str> = OPEN_MPI.into_iter().chain(OTHERS).collect();
-        if std::env::var_os(OPEN_MPI_RANK).is_none() {
+        if let Some((Scheduler::Mpich, _)) = super::launcher() {
             names.rotate_left(OPEN_MPI.len());
         }
         let mut reasons = Vec::with_capacity(names.len());

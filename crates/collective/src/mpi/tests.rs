@@ -10,14 +10,16 @@ use parking_lot::Mutex;
 use super::messages::{Address, Messages, Request};
 use super::{Library, Line};
 
+type Waiting = HashMap<(i32, i32), VecDeque<(usize, Room, usize)>>;
+
 /// Messages between processes 0 and 1 of a job.
 #[derive(Debug, Default)]
 struct Exchange {
     next: usize,
     /// By receiver's process and tag, receives that wait: their request, room and length.
-    posted: HashMap<(i32, i32), VecDeque<(usize, Room, usize)>>,
+    posted: Waiting,
     /// By receiver's process and tag, sends that wait for a receive.
-    sent: HashMap<(i32, i32), VecDeque<(usize, Room, usize)>>,
+    sent: Waiting,
     /// Requests that are done, with the length of their message.
     done: HashMap<usize, usize>,
 }
@@ -52,7 +54,8 @@ impl Exchange {
             // SAFETY: both are valid until the requests are done, which they are not yet.
             unsafe { room.0.copy_from_nonoverlapping(bytes.0, len) };
             self.done.extend([(receive, len), (send, 0)]);
-            (posted.pop_front(), sent.pop_front());
+            posted.pop_front();
+            sent.pop_front();
         }
     }
 }

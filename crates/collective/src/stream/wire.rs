@@ -9,7 +9,7 @@ use crate::socket::{End, Socket, moved, read_now};
 #[derive(Debug)]
 pub(crate) enum Wire {
     Socket(Socket),
-    Mpi(Line),
+    Mpi(Box<Line>),
 }
 
 impl From<Socket> for Wire {
@@ -20,7 +20,7 @@ impl From<Socket> for Wire {
 
 impl From<Line> for Wire {
     fn from(line: Line) -> Self {
-        Self::Mpi(line)
+        Self::Mpi(Box::new(line))
     }
 }
 
