@@ -25,15 +25,20 @@ use std::time::Duration;
 use paceline_rendezvous::scheduler::{self, Scheduler};
 use parking_lot::Mutex;
 
+use self::library::Calls;
 pub(crate) use self::library::Library;
 pub(crate) use self::line::Line;
 pub(crate) use self::messages::{Address, Messages, Request};
 
 /// How often the thread looks in, so that messages move while their rank computes.
 const PROGRESS: Duration = Duration::from_millis(5);
+/// Pause between two looks at whether all processes have come.
+const LOOK: Duration = Duration::from_micros(200);
 /// Longest that a process which ends in order waits for the others: rank 0 may still be writing files. Then it leaves without
 /// `MPI_Finalize`, upon which most launchers end the rest.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(600);
+const MEET_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest that `MPI_Finalize` may take when all have come. That of MPICH 4.0 does not return now and then if UCX goes over TCP.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The tag of a message that nobody ever sends.
 const IDLE_TAG: c_int = 0;
 /// The largest tag that every MPI has.
@@ -110,13 +115,13 @@ pub(crate) fn give_up() {
 }
 
 impl World {
-    /// Also the request that the thread looks in with, and by what it says that it has left.
+    /// Also the request that the thread looks in with, and by what it says that all have met and that it has left.
     ///
     /// *Blocks*: until all processes have started.
     fn start(expected: usize) -> Result<(Self, Request, Sender<()>), String> {
         let library = library()?;
         let version = &library.version;
-        let calls = &library.calls;
+        let calls = &*library.calls;
         if calls.is_initialized() {
             return Err(
                 "the program has initialized MPI itself, and would call it at the same time".into(),
@@ -136,10 +141,7 @@ impl World {
                 ));
             }
         }
-        let mut made = calls.duplicate()?;
-        while calls.test(&mut made)?.is_none() {
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        await_all(calls, &mut calls.duplicate()?)?;
         let from = Address {
             process,
             tag: IDLE_TAG,
@@ -177,10 +179,13 @@ impl World {
             }
         }
         let mut finalized = self.finalized.lock();
-        let calls = &self.library.calls;
+        let calls = &*self.library.calls;
         calls.end(idle, true);
         *finalized = true;
-        if let Err(reason) = calls.finalize() {
+        // `MPI_Finalize` waits busily, and others may have work to do on these cores.
+        let met = calls.meet().and_then(|mut met| await_all(calls, &mut met));
+        let _ = left.send(());
+        if let Err(reason) = met.and_then(|()| calls.finalize()) {
             paceline_rendezvous::notice!(WARN, "MPI did not end in order: {reason}");
         }
         let _ = left.send(());
@@ -194,7 +199,14 @@ impl World {
         if in_order {
             self.leaving.store(true, Ordering::Release);
             self.thread.unpark();
-            let _ = self.left.lock().recv_timeout(LEAVE_TIMEOUT);
+            let left = self.left.lock();
+            let came = [MEET_TIMEOUT, FINALIZE_TIMEOUT].map(|limit| left.recv_timeout(limit));
+            if came[1].is_err() {
+                paceline_rendezvous::notice!(
+                    WARN,
+                    "MPI's end takes too long: this process leaves without it"
+                );
+            }
         }
     }
 
@@ -222,6 +234,14 @@ impl World {
             true => Err("MPI has been finalized".into()),
         }
     }
+}
+
+/// Waits for what all processes take part in.
+fn await_all(calls: &dyn Calls, request: &mut Request) -> Result<(), String> {
+    while calls.test(request)?.is_none() {
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
 }
 
 unsafe extern "C" {

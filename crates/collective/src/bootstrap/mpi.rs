@@ -56,7 +56,7 @@ impl Forming<'_> {
         is_asked_for.then(|| {
             if self.env.page_fd.is_some() {
                 return Err(
-                    "`paceline run` started it, and only MPI's own launcher makes processes an MPI job".into(),
+                    "Paceline's launcher started it, and only MPI's own makes an MPI job of processes".into(),
                 );
             }
             let is_whole = self.subgroup.is_none() && self.succession.is_none();

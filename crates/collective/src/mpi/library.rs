@@ -54,6 +54,9 @@ pub(super) trait Calls: Messages {
     /// Begins to make the communicator that messages go by: one that nothing else of the program uses.
     fn duplicate(&self) -> Result<Request, String>;
 
+    /// Begins to meet all processes.
+    fn meet(&self) -> Result<Request, String>;
+
     /// *Blocks*: until all processes have come to it.
     fn finalize(&self) -> Result<(), String>;
 }
@@ -139,6 +142,7 @@ struct Interface<H: 'static> {
     comm_size: OfComm<H>,
     comm_set_errhandler: unsafe extern "C" fn(H, H) -> c_int,
     comm_idup: unsafe extern "C" fn(H, *mut H, *mut H) -> c_int,
+    ibarrier: unsafe extern "C" fn(H, *mut H) -> c_int,
     isend: unsafe extern "C" fn(*const c_void, c_int, H, c_int, c_int, H, *mut H) -> c_int,
     irecv: unsafe extern "C" fn(*mut c_void, c_int, H, c_int, c_int, H, *mut H) -> c_int,
     test: unsafe extern "C" fn(*mut H, *mut c_int, *mut Status) -> c_int,
@@ -205,6 +209,7 @@ impl<H: Handle> Interface<H> {
                 comm_size: function(file, c"MPI_Comm_size")?,
                 comm_set_errhandler: function(file, c"MPI_Comm_set_errhandler")?,
                 comm_idup: function(file, c"MPI_Comm_idup")?,
+                ibarrier: function(file, c"MPI_Ibarrier")?,
                 isend: function(file, c"MPI_Isend")?,
                 irecv: function(file, c"MPI_Irecv")?,
                 test: function(file, c"MPI_Test")?,
@@ -280,6 +285,14 @@ impl<H: Handle> Calls for Interface<H> {
         // SAFETY: the communicator's place is never freed. It inherits the world's error handler.
         let code = unsafe { (self.comm_idup)(self.world, self.comm, &raw mut request) };
         self.checked("MPI_Comm_idup", code)?;
+        Ok(Request(request.word()))
+    }
+
+    fn meet(&self) -> Result<Request, String> {
+        let mut request = H::of(0);
+        // SAFETY: the communicator has been made.
+        let code = unsafe { (self.ibarrier)(self.comm(), &raw mut request) };
+        self.checked("MPI_Ibarrier", code)?;
         Ok(Request(request.word()))
     }
 

@@ -158,8 +158,8 @@ fn ranks_that_no_mpi_launcher_has_started_are_refused_before_mpi_is_loaded() {
     for line in job.all_ready() {
         assert_eq!(
             line,
-            "no group: transport \"mpi\" was asked for but cannot be used: rank 0 cannot: `paceline run` started it, and \
-             only MPI's own launcher makes processes an MPI job"
+            "no group: transport \"mpi\" was asked for but cannot be used: rank 0 cannot: Paceline's launcher started it, \
+             and only MPI's own makes an MPI job of processes"
         );
     }
 }
