@@ -8,6 +8,8 @@
 # PROGRAM is the `paceline` to run, by default target/release/paceline. Raw results are appended to docs/benchmarks/over_mpi.jsonl, in which
 # `transport` names the library and its way. Markdown tables of them (benches/tables.py) go to stdout, progress to stderr.
 #
+# MPICH 4.0 over UCX over TCP is left out: its MPI_Finalize now and then does not return.
+#
 # Needs Debian's packages openmpi-bin, libopenmpi-dev, mpich and libmpich-dev.
 
 set -euo pipefail
@@ -72,7 +74,6 @@ for ((round = 1; round <= rounds; round++)); do
     both 'Open MPI, shared memory' openmpi "${openmpi[@]}"
     both 'Open MPI, TCP' openmpi "${openmpi[@]}" --mca pml ob1 --mca btl tcp,self
     both 'MPICH, shared memory' mpich mpiexec.hydra
-    UCX_TLS=tcp,self both 'MPICH, TCP' mpich mpiexec.hydra
     printf 'round %d of %d: TCP\n' "$round" "$rounds" >&2
     bench tcp "${openmpi[@]}" | keep tcp
 done

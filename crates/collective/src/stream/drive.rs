@@ -20,9 +20,11 @@ use crate::status::OpWait;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.
 const SLICE: Duration = Duration::from_millis(5);
-/// The same where `poll` cannot wait for what comes: a part of the time waited so far, so that what has taken long takes little longer.
-const LOOK: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
-const LOOKS: u32 = 8;
+/// The same where nothing wakes who sleeps: an eighth of the time waited so far, so that what has taken long takes little longer.
+const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+const NAPS: u32 = 8;
+/// How long a caller looks there before it sleeps: a nap of 20 us takes 70, and a message may need both ranks several times.
+const LOOK: Duration = Duration::from_millis(1);
 /// How long the reason for the end of a data connection may take to arrive on the message connection.
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long to look without offering the core to anybody else; a peer that runs answers within it.
@@ -45,6 +47,8 @@ pub(super) struct Drive<'a> {
     pub(super) round: u32,
     /// Who spins; none when the ranks share cores.
     pub(super) runner: Option<Runner>,
+    /// Whether nothing wakes it when it sleeps.
+    pub(super) asks: bool,
     pub(super) pace: &'a mut Pace,
     pub(super) wait: &'a OpWait<'a>,
 }
@@ -59,14 +63,24 @@ struct Idle {
 }
 
 impl Idle {
-    fn now(pace: Pace, runner: Option<Runner>) -> Self {
+    fn now(drive: &Drive<'_>) -> Self {
         let since = Instant::now();
+        let limit = match drive.runner {
+            None => Duration::ZERO,
+            Some(Runner::Caller) if drive.asks => LOOK,
+            Some(runner) => drive.pace.look(since, runner),
+        };
         Self {
             since,
-            limit: runner.map_or(Duration::ZERO, |runner| pace.look(since, runner)),
+            limit,
             turns: 0,
             slept: false,
         }
+    }
+
+    fn nap(&self) {
+        let part = self.since.elapsed() / NAPS;
+        std::thread::sleep(part.clamp(NAP[0], NAP[1]));
     }
 }
 
@@ -119,10 +133,10 @@ impl Drive<'_> {
                     }
                     continue;
                 }
-                let idled = idle
-                    .as_ref()
-                    .map_or(Duration::ZERO, |idle| idle.since.elapsed());
-                self.sleep(differs, idled);
+                match &idle {
+                    Some(idle) if self.asks => idle.nap(),
+                    _ => self.sleep(differs),
+                }
                 idle.iter_mut().for_each(|idle| idle.slept = true);
             }
         }
@@ -208,7 +222,7 @@ impl Drive<'_> {
 
     /// Whether to look again instead of sleeping.
     fn spins(&self, idle: &mut Option<Idle>) -> bool {
-        let idle = idle.get_or_insert_with(|| Idle::now(*self.pace, self.runner));
+        let idle = idle.get_or_insert_with(|| Idle::now(self));
         idle.turns += 1;
         if self.runner.is_none() {
             std::thread::yield_now();
@@ -222,9 +236,8 @@ impl Drive<'_> {
         spun < idle.limit
     }
 
-    /// Until a wire is ready for what is still to be done, at most a slice, after `idled`.
-    fn sleep(&self, differs: bool, idled: Duration) {
-        let mut limit = SLICE.min(self.wait.timeout);
+    /// Until a wire is ready for what is still to be done, at most a slice.
+    fn sleep(&self, differs: bool) {
         let mut fds = Vec::with_capacity(self.active.len());
         for (_, peer) in self.active() {
             for (number, lane) in peer.lanes.iter().enumerate() {
@@ -239,15 +252,13 @@ impl Drive<'_> {
                 if flags.contains(PollFlags::IN) && lane.wire.has_pending() {
                     return;
                 }
-                match lane.wire.fd() {
-                    Some(fd) if !flags.is_empty() => fds.push(PollFd::from_borrowed_fd(fd, flags)),
-                    Some(_) => {}
-                    None => limit = limit.min((idled / LOOKS).clamp(LOOK[0], LOOK[1])),
+                if let Some(fd) = lane.wire.fd().filter(|_| !flags.is_empty()) {
+                    fds.push(PollFd::from_borrowed_fd(fd, flags));
                 }
             }
         }
         // A failing poll is a lack of memory; the next turn finds out what the sockets say.
-        let _ = poll_for(&mut fds, limit);
+        let _ = poll_for(&mut fds, SLICE.min(self.wait.timeout));
     }
 
     /// The ranks that are waited for: those that have not come, else those whose data is late, else those that do not read.
