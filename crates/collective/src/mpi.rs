@@ -55,6 +55,8 @@ pub(crate) struct World {
     pub(crate) process: c_int,
     pub(crate) processes: usize,
     library: &'static Library,
+    /// The process that has started it, and not its forked children.
+    pid: u32,
     /// Held during every call. True once MPI may not be called any more.
     finalized: Mutex<bool>,
     /// Tags that groups have been given.
@@ -157,6 +159,7 @@ impl World {
             process,
             processes: expected,
             library,
+            pid: std::process::id(),
             finalized: Mutex::new(false),
             tags: AtomicI32::new(IDLE_TAG),
             groups: AtomicUsize::new(0),
@@ -193,10 +196,11 @@ impl World {
 
     /// Leaves MPI's job in order, if that was possible in this process.
     fn leave(&self) {
+        let is_fork = self.pid != std::process::id();
         // A group that was not left means that the program ends amid its work, and peers must learn that by its end.
         let in_order =
             !self.failed.load(Ordering::Relaxed) && self.groups.load(Ordering::Relaxed) == 0;
-        if in_order {
+        if in_order && !is_fork {
             self.leaving.store(true, Ordering::Release);
             self.thread.unpark();
             let left = self.left.lock();

@@ -106,10 +106,14 @@ struct Peer {
 /// Longest message where wires carry messages. Open MPI sends up to 64 KiB over TCP without asking the receiver first: 16 MiB took 8.5 ms on
 /// loopback with a little less, 15 with 128 KiB, 12 with 32 KiB. Over shared memory there was no such difference.
 const MESSAGE_BYTES_MAX: usize = 63 << 10;
+/// Longest where there are so many ranks that memory counts.
+const MESSAGE_BYTES_MIN: usize = 4 << 10;
+/// What one message from each rank of a group may take together before messages become shorter.
+const MESSAGES_BYTES: usize = 8 << 20;
 
 /// The greatest length of a message in a group of `world` ranks where wires carry messages.
 pub(crate) fn message_bytes(world: usize) -> usize {
-    cut::piece_bytes(usize::MAX / 2, world).min(MESSAGE_BYTES_MAX)
+    (MESSAGES_BYTES / world.max(1)).clamp(MESSAGE_BYTES_MIN, MESSAGE_BYTES_MAX)
 }
 
 impl Streams {

@@ -267,16 +267,16 @@ impl<H: Handle> Calls for Interface<H> {
         }
         let (mut rank, mut size) = (0, 0);
         // SAFETY: MPI is initialized, and the handles are its own.
-        let codes = unsafe {
-            [
+        let (handled, ranked, sized) = unsafe {
+            (
                 (self.comm_set_errhandler)(self.world, self.errors_return),
                 (self.comm_rank)(self.world, &raw mut rank),
                 (self.comm_size)(self.world, &raw mut size),
-            ]
+            )
         };
-        for code in codes {
-            self.checked("MPI_Comm_rank", code)?;
-        }
+        self.checked("MPI_Comm_set_errhandler", handled)?;
+        self.checked("MPI_Comm_rank", ranked)?;
+        self.checked("MPI_Comm_size", sized)?;
         Ok((rank, size))
     }
 
