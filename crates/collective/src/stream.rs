@@ -75,6 +75,7 @@ pub(crate) struct Streams {
     /// By rank.
     peers: Vec<Option<Peer>>,
     board: Board,
+    inbox_bytes: usize,
     /// Peers of the exchange that is going on.
     active: Vec<usize>,
     /// Whether every rank has a core, so that spinning does not keep a peer from running.
@@ -150,6 +151,7 @@ impl Streams {
         Ok(Self {
             rank,
             mates: (0..world).filter(is_mate).collect(),
+            inbox_bytes: peers.iter().flatten().map(Peer::inbox_bytes).sum(),
             peers,
             board: Board::default(),
             active: Vec::new(),
@@ -170,9 +172,10 @@ impl Streams {
 
     /// Memory for what has been read ahead, and for pieces in flight.
     pub(crate) fn bytes(&self) -> usize {
-        let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
-        let inboxes: usize = lanes.map(|lane| INBOX_BYTES + lane.wire.bytes()).sum();
-        inboxes + self.board.scratch_bytes()
+        let peers = self.peers.iter().flatten().filter(|_| self.asks);
+        let lanes = peers.flat_map(|peer| &peer.lanes);
+        let messages: usize = lanes.map(|lane| lane.wire.bytes()).sum();
+        self.inbox_bytes + messages + self.board.scratch_bytes()
     }
 
     /// Compares calls with all stream peers and does nothing else: nobody returns before all have come.
@@ -301,6 +304,10 @@ impl Peer {
             header: None,
             differs: false,
         }
+    }
+
+    fn inbox_bytes(&self) -> usize {
+        self.lanes.len() * INBOX_BYTES
     }
 
     fn clear(&mut self) {
