@@ -20,7 +20,8 @@ slurm() {
 }
 
 mpi() {
-    # The same for mpirun and mpiexec: crates/cli/tests/mpi.rs, crates/rendezvous/tests/schedulers.rs.
+    # The same for mpirun and mpiexec: crates/cli/tests/mpi.rs, crates/rendezvous/tests/schedulers.rs; and for their libraries:
+    # crates/collective/tests/processes/mpi.rs.
     provide mpirun.openmpi openmpi-bin
     provide mpiexec.hydra mpich
 }

@@ -87,6 +87,8 @@ Examples:
     paceline bench --transport shm
   Two operations on four ranks over TCP, one size:
     paceline bench all-gather reduce-scatter --nproc-per-node 4 --transport tcp --sizes 4MiB
+  Over MPI between hosts, with its own launcher:
+    mpirun -n 8 paceline bench --transport mpi
   On two hosts, on each of them (N is 0 on the first, 1 on the other):
     torchrun --nnodes 2 --node-rank N --nproc-per-node 4 --master-addr HOST --no-python paceline bench";
 

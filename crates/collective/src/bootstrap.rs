@@ -1,6 +1,7 @@
 //! Forms a group: ranks publish where they are, choose a transport, and connect.
 
 mod address;
+mod mpi;
 mod notice;
 mod reach;
 mod record;
@@ -319,6 +320,7 @@ impl<'a> Forming<'a> {
             tcp: addresses,
             port,
             sockets: self.env.sockets_per_peer,
+            mpi: self.mpi_library(),
             started: (self.succession).map_or(self.env.rank, |next| next.started),
         };
         let records = self.exchange(RECORDS, &me.encode(), "report in", |rank, bytes| {
@@ -336,7 +338,8 @@ impl<'a> Forming<'a> {
         );
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let memory = (Allocator::Heap, Vec::new());
-        self.wiring("tcp", status, engine, hosts, memory, (messages, p2p))
+        let transport = self.between_hosts("tcp");
+        self.wiring(transport, status, engine, hosts, memory, (messages, p2p))
     }
 
     /// `memory`: where buffers come from, and by rank the segments that are mapped, if any.
@@ -364,7 +367,15 @@ impl<'a> Forming<'a> {
         })
     }
 
-    /// TCP connections to all ranks: for messages, for p2p, and for data to those on other hosts.
+    /// What a transport is called that has MPI between hosts if that was asked for.
+    fn between_hosts(&self, or: &'static str) -> &'static str {
+        match self.options.transport {
+            Transport::Mpi => Transport::Mpi.name(),
+            _ => or,
+        }
+    }
+
+    /// TCP connections to all ranks, for messages and for p2p, and what carries data to those on other hosts.
     #[expect(clippy::type_complexity, reason = "two uses, taken apart at once")]
     fn dial_all(
         &self,
@@ -376,10 +387,14 @@ impl<'a> Forming<'a> {
         let Some(listener) = &listeners.tcp else {
             return Err(self.impossible("the ranks do not share a host".into()));
         };
-        let lanes = (0..me.world).map(|peer| match hosts.host(peer) == hosts.host(me.rank) {
-            true => LANES_FOR_ALL,
-            false => LANES_FOR_ALL + data_lanes(records),
-        });
+        let over_mpi = self.options.transport == Transport::Mpi;
+        let lanes =
+            (0..me.world).map(
+                |peer| match over_mpi || hosts.host(peer) == hosts.host(me.rank) {
+                    true => LANES_FOR_ALL,
+                    false => LANES_FOR_ALL + data_lanes(records),
+                },
+            );
         let lanes: Vec<usize> = lanes.collect();
         let mesh = self.mesh(&lanes);
         self.formation.enter("connect to all ranks");
@@ -392,8 +407,11 @@ impl<'a> Forming<'a> {
         let data = connections.split_off(LANES_FOR_ALL);
         let p2p = connections.swap_remove(P2P);
         let messages = connections.swap_remove(MESSAGES);
-        let streams = Streams::new(me.rank, data)
-            .map_err(|error| self.system("prepare its connections", &error))?;
+        let streams = match over_mpi {
+            true => Streams::new(me.rank, vec![self.mpi_lines(records, hosts, &messages)?]),
+            false => Streams::new(me.rank, data),
+        };
+        let streams = streams.map_err(|error| self.system("prepare its connections", &error))?;
         Ok((messages, p2p, streams.on(self.env.cores())))
     }
 

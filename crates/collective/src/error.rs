@@ -353,6 +353,10 @@ impl Error {
             Self::Page(source) => return source.hint(),
             Self::Store { source, .. } => return source.hint(),
             Self::Plan(source) => return source.hint(),
+            Self::Transport { wanted: "mpi", .. } => {
+                "start the program itself with the launcher of this MPI library (mpirun, mpiexec or srun) on all hosts; \
+                 PACELINE_MPI_LIBRARY names the file of another library"
+            }
             Self::Transport { .. } => {
                 "leave PACELINE_TRANSPORT unset to let the group choose; shm needs all ranks on one host and in one \
                  network namespace"

@@ -296,8 +296,8 @@ impl ProcessGroup {
         self.0.env.local_world
     }
 
-    /// How bytes travel: `"local"`, `"shm"`, `"tcp"`, `"hierarchical"` (shared memory within hosts, TCP between them), or
-    /// `"none"` in a world of one.
+    /// How bytes travel: `"local"`, `"shm"`, `"tcp"`, `"hierarchical"` (shared memory within hosts, TCP between them), `"mpi"`
+    /// (the same with MPI between them), or `"none"` in a world of one.
     pub fn transport(&self) -> &'static str {
         self.0.transport
     }

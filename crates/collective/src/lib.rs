@@ -1,7 +1,7 @@
 //! Collective operations between the ranks of a job, whose results have the same bytes on any number of ranks.
 //!
 //! A [`ProcessGroup`] connects the ranks: threads of one process ([`ProcessGroup::local`]), processes of one host over
-//! shared memory, or processes anywhere over TCP. It knows no tensors and no launcher; what it needs to know about the job
+//! shared memory, or processes anywhere over TCP or MPI. It knows no tensors and no launcher; what it needs to know about the job
 //! comes from the environment contract in `paceline-rendezvous`.
 //!
 //! # Operations
@@ -75,6 +75,7 @@ mod memory;
 mod memory_report;
 mod mesh;
 mod message;
+mod mpi;
 mod named;
 mod options;
 mod p2p;

@@ -21,6 +21,9 @@ pub enum Transport {
     /// Shared memory between ranks of one host, TCP between hosts. Where all ranks are on one host that is `Shm`, where
     /// each has a host of its own `Tcp`.
     Hierarchical,
+    /// Shared memory between ranks of one host, an MPI library between hosts: ranks that its `mpirun` has started. Messages
+    /// between two ranks go over TCP. Where all ranks are on one host that is `Shm`.
+    Mpi,
 }
 
 impl Transport {
@@ -31,13 +34,20 @@ impl Transport {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Hierarchical => "hierarchical",
+            Self::Mpi => "mpi",
         }
     }
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
-        [Self::Auto, Self::Shm, Self::Tcp, Self::Hierarchical]
-            .into_iter()
-            .find(|transport| transport.name() == name)
+        [
+            Self::Auto,
+            Self::Shm,
+            Self::Tcp,
+            Self::Hierarchical,
+            Self::Mpi,
+        ]
+        .into_iter()
+        .find(|transport| transport.name() == name)
     }
 }
 
@@ -82,9 +92,16 @@ impl GroupOptions {
             Some(name) => Transport::from_name(name).ok_or_else(|| Error::Setting {
                 name: "PACELINE_TRANSPORT",
                 value: name.into(),
-                expected: "auto, shm, tcp or hierarchical",
+                expected: "auto, shm, tcp, hierarchical or mpi",
             })?,
         };
+        if transport == Transport::Mpi && env.tls {
+            return Err(Error::Setting {
+                name: "PACELINE_TLS",
+                value: "on".into(),
+                expected: "off where data goes over MPI, which does not encrypt",
+            });
+        }
         let algorithm = match env.algorithm.as_deref() {
             None => self.algorithm,
             Some(text) => Override::parse(text).map_err(|source| Error::Algorithm { source })?,
@@ -124,6 +141,20 @@ mod tests {
     }
 
     #[test]
+    fn mpi_is_refused_where_all_is_to_be_encrypted() {
+        let mut env = WorkerEnv::alone();
+        env.tls = true;
+        let mpi = GroupOptions {
+            transport: Transport::Mpi,
+            ..GroupOptions::default()
+        };
+        let error = mpi.under(&env).unwrap_err().to_string();
+        assert!(error.starts_with("PACELINE_TLS is \"on\""), "{error}");
+        env.tls = false;
+        assert!(mpi.under(&env).is_ok());
+    }
+
+    #[test]
     fn an_unknown_algorithm_is_named_with_those_there_are() {
         let mut env = WorkerEnv::alone();
         env.algorithm = Some("allreduce:butterfly".into());
@@ -144,7 +175,7 @@ mod tests {
         let error = GroupOptions::default().under(&env).unwrap_err().to_string();
         assert_eq!(
             error,
-            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm, tcp or hierarchical"
+            "PACELINE_TRANSPORT is \"carrier pigeon\", expected auto, shm, tcp, hierarchical or mpi"
         );
     }
 }

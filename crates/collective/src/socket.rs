@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::tls::{Binding, Tls};
 use paceline_rendezvous::wait::{poll_for, wait_for};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 /// A connection to a peer.
 #[derive(Debug)]
@@ -173,6 +175,17 @@ pub(crate) fn read_now(mut socket: &Socket, into: &mut [u8]) -> Result<Option<us
             Err(End::Nonsense(error.to_string()))
         }
         Err(_) => Err(End::Closed),
+    }
+}
+
+/// Whether the other end has closed the connection, and all that it has sent has been read.
+pub(crate) fn has_ended(socket: &Socket) -> bool {
+    let mut byte = [0_u8; 1];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let peeked = rustix::net::recv(socket, &mut byte, flags);
+    match peeked {
+        Ok((_, len)) => len == 0,
+        Err(error) => error != Errno::AGAIN && error != Errno::INTR,
     }
 }
 

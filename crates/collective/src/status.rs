@@ -16,6 +16,7 @@ pub(crate) use self::op_wait::OpWait;
 use crate::error::{Error, Operation};
 use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
+use crate::mpi;
 
 /// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see.
 const ELSEWHERE: u64 = u64::MAX;
@@ -282,6 +283,7 @@ impl Status {
         }
         *latch = Some(error.clone());
         self.failed.store(true, Ordering::Release);
+        mpi::give_up();
         self.changed.notify_all();
         drop(latch);
         // Without the latch's lock: those who wait look at the latch under a lock of their own.

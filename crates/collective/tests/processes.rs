@@ -2,6 +2,8 @@
 //! running the same test, which then plays that rank's part.
 
 mod common;
+#[path = "processes/mpi.rs"]
+mod mpi;
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,8 @@ use common::job::{Job, PATIENCE, ROLE, say};
 use common::{noise, reference};
 use paceline_collective::{GroupOptions, ProcessGroup, ReduceOp};
 use paceline_rendezvous::page::{Phase, Revocation};
-use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use paceline_testing::wait_until;
+use rustix::process::{Resource, Rlimit, Signal, getpid, kill_process, setrlimit};
 
 /// How late a survivor may report.
 const SOON: Duration = Duration::from_secs(8);
@@ -62,16 +65,20 @@ fn played(timeout: Duration) -> bool {
             Err(error) => break error,
         }
         step += 1;
-        let is_first = group.rank() == 0;
-        if std::env::var(ROLE).as_deref() == Ok("leave") && step == 20 && is_first {
+        let role = std::env::var(ROLE);
+        match (role.as_deref().unwrap_or_default(), group.rank()) {
+            ("once", _) => return true,
             // As a program that calls exit in the middle: nothing is dropped, nobody is told.
-            std::process::exit(0);
+            ("leave", 0) if step == 20 => std::process::exit(0),
+            ("die", 1) if step == 20 => kill_process(getpid(), Signal::KILL).unwrap(),
+            ("stall", 1) if step == 20 => wait_until("others give up", || group.health().is_err()),
+            _ => {}
         }
     };
     say(&format!(
         "culprit {:?} victim of {:?}: {error}",
         error.culprit(),
-        group.page().slot(group.local_rank()).victim_of()
+        group.slot().victim_of()
     ));
     true
 }

@@ -28,7 +28,7 @@ mod slurm;
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::env::VARIABLES;
+use crate::env::{VARIABLES, names};
 
 pub(crate) use self::error::name_master;
 
@@ -149,6 +149,12 @@ pub fn detect(
         return Ok(Some(found));
     }
     kubernetes::node(get, pod)
+}
+
+/// The scheduler that started this process as one of a job's tasks, and their number.
+pub fn tasks(get: &dyn Fn(&str) -> Option<String>) -> Option<(Scheduler, usize)> {
+    let (scheduler, vars) = rank_vars(&present(get))?;
+    Some((scheduler, vars.get(names::WORLD_SIZE)?.parse().ok()?))
 }
 
 /// torchrun's variables of a rank that a scheduler started, and the scheduler.

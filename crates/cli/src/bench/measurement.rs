@@ -32,7 +32,12 @@ pub(super) const REDUCTIONS: [ReduceOp; 4] = [
 ];
 
 /// The transports that can be asked for.
-pub(super) const TRANSPORTS: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
+pub(super) const TRANSPORTS: [Transport; 4] = [
+    Transport::Auto,
+    Transport::Shm,
+    Transport::Tcp,
+    Transport::Mpi,
+];
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Args)]

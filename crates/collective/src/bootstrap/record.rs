@@ -52,6 +52,9 @@ pub(super) struct Record {
     pub(super) port: u16,
     /// Data connections of each pair that it asks for.
     pub(super) sockets: Option<usize>,
+    /// The MPI library that it would use, or why it has none; only where MPI was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mpi: Option<Result<String, String>>,
     /// The rank that its process was started with.
     pub(super) started: usize,
 }
@@ -134,21 +137,15 @@ fn ends_within(pid: u32, limit: Duration) -> bool {
 /// What the records lead to. The same on every rank, because it is made of the same records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// Shared memory within hosts, if the ranks of each can reach each other, and TCP between hosts. `or_tcp`: what to do
+    /// Shared memory within hosts, if the ranks of each can reach each other, and TCP or MPI between hosts. `or_tcp`: what to do
     /// if not.
-    Share {
-        or_tcp: bool,
-    },
+    Share { or_tcp: bool },
+    /// Nothing shared: TCP or MPI between all ranks.
     Tcp,
-    /// Shared memory was asked for and cannot work.
-    Impossible {
-        reason: String,
-    },
+    /// Shared memory or MPI was asked for and cannot work.
+    Impossible { reason: String },
     /// This rank asks for something else than rank 0.
-    Quarrel {
-        rank: usize,
-        reason: String,
-    },
+    Quarrel { rank: usize, reason: String },
 }
 
 pub(super) fn choose(records: &[Record]) -> Choice {
@@ -171,13 +168,16 @@ pub(super) fn choose(records: &[Record]) -> Choice {
     {
         return Choice::Quarrel { rank, reason };
     }
+    if let Some(reason) = without_mpi(records) {
+        return Choice::Impossible { reason };
+    }
     let stranger = records.iter().find(|record| !record.is_on_host_of(first));
     let wish = Transport::from_name(&first.transport);
     let or_tcp = wish == Some(Transport::Auto);
     match (wish, stranger) {
         (Some(Transport::Tcp), _) => Choice::Tcp,
         (Some(_), None) => Choice::Share { or_tcp },
-        (Some(Transport::Hierarchical | Transport::Auto), Some(_)) => {
+        (Some(Transport::Hierarchical | Transport::Auto | Transport::Mpi), Some(_)) => {
             match hosts(records).mixed() {
                 true => Choice::Share { or_tcp },
                 false => Choice::Tcp,
@@ -200,6 +200,26 @@ pub(super) fn choose(records: &[Record]) -> Choice {
             reason: format!("transport {} is unknown", first.transport),
         },
     }
+}
+
+/// Why ranks that ask for MPI cannot use it together.
+fn without_mpi(records: &[Record]) -> Option<String> {
+    let mut libraries = records.iter().filter_map(|record| match &record.mpi {
+        None => None,
+        Some(Ok(version)) => Some(Ok((record.rank, version))),
+        Some(Err(reason)) => Some(Err(format!("rank {} cannot: {reason}", record.rank))),
+    });
+    let (rank, version) = match libraries.next()? {
+        Ok(first) => first,
+        Err(reason) => return Some(reason),
+    };
+    libraries.find_map(|library| match library {
+        Ok((_, other)) if other == version => None,
+        Ok((other, theirs)) => Some(format!(
+            "rank {rank} has {version}, rank {other} has {theirs}"
+        )),
+        Err(reason) => Some(reason),
+    })
 }
 
 /// Which ranks share a host.
@@ -255,6 +275,7 @@ mod tests {
             tcp: vec!["127.0.0.1".parse().unwrap()],
             port: 1,
             sockets: None,
+            mpi: None,
             started: rank,
         }
     }
@@ -329,6 +350,40 @@ mod tests {
             (rank, reason.as_str()),
             (1, "rank 0 asks for transport auto, rank 1 for tcp")
         );
+    }
+
+    #[test]
+    fn mpi_needs_one_library_on_all_ranks() {
+        let chosen = |libraries: [Result<&str, &str>; 3], hosts: [&str; 3]| {
+            let records = libraries.into_iter().zip(hosts).enumerate();
+            let records = records.map(|(rank, (library, host))| Record {
+                mpi: Some(library.map(String::from).map_err(String::from)),
+                ..record(rank, "mpi", host)
+            });
+            choose(&records.collect::<Vec<_>>())
+        };
+        let same = [Ok("Open MPI v4.1.4"); 3];
+        assert_eq!(chosen(same, ["a", "b", "c"]), Choice::Tcp);
+        for hosts in [["a"; 3], ["a", "a", "b"]] {
+            assert_eq!(chosen(same, hosts), Choice::Share { or_tcp: false });
+        }
+        for (libraries, expected) in [
+            (
+                [
+                    Ok("Open MPI v4.1.4"),
+                    Ok("Open MPI v4.1.4"),
+                    Ok("MPICH Version: 4.0.2"),
+                ],
+                "rank 0 has Open MPI v4.1.4, rank 2 has MPICH Version: 4.0.2",
+            ),
+            (
+                [Ok("Open MPI v4.1.4"), Err("it is not there"), Ok("MPICH")],
+                "rank 1 cannot: it is not there",
+            ),
+        ] {
+            let reason = expected.into();
+            assert_eq!(chosen(libraries, ["a"; 3]), Choice::Impossible { reason });
+        }
     }
 
     #[test]

@@ -183,7 +183,7 @@ impl Forming<'_> {
         self.shared_wiring("shm", shared, engine, hosts, (messages, p2p))
     }
 
-    /// Memory within this host, TCP to all ranks: those of this host can die too, and be sent messages.
+    /// Memory within this host, and connections to all ranks: those of this host can die too, and be sent messages.
     fn hierarchical(
         &self,
         me: &Record,
@@ -196,7 +196,8 @@ impl Forming<'_> {
         let shared = self.share(me, records, 1, prepared)?;
         let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
         let engine = shared.engine(me, self.env.cores(), Some(streams));
-        self.shared_wiring("hierarchical", shared, engine, hosts, (messages, p2p))
+        let transport = self.between_hosts("hierarchical");
+        self.shared_wiring(transport, shared, engine, hosts, (messages, p2p))
     }
 
     fn shared_wiring(

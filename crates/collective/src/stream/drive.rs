@@ -20,6 +20,11 @@ use crate::status::OpWait;
 
 /// Longest sleep between two looks at the latch, the launcher's page and the deadline.
 const SLICE: Duration = Duration::from_millis(5);
+/// The same where nothing wakes who sleeps: an eighth of the time waited so far, so that what has taken long takes little longer.
+const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+const NAPS: u32 = 8;
+/// How long a caller looks there before it sleeps: a nap of 20 us takes 70, and a message may need both ranks several times.
+const LOOK: Duration = Duration::from_millis(1);
 /// How long the reason for the end of a data connection may take to arrive on the message connection.
 const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How long to look without offering the core to anybody else; a peer that runs answers within it.
@@ -42,6 +47,8 @@ pub(super) struct Drive<'a> {
     pub(super) round: u32,
     /// Who spins; none when the ranks share cores.
     pub(super) runner: Option<Runner>,
+    /// Whether nothing wakes it when it sleeps.
+    pub(super) asks: bool,
     pub(super) pace: &'a mut Pace,
     pub(super) wait: &'a OpWait<'a>,
 }
@@ -56,14 +63,24 @@ struct Idle {
 }
 
 impl Idle {
-    fn now(pace: Pace, runner: Option<Runner>) -> Self {
+    fn now(drive: &Drive<'_>) -> Self {
         let since = Instant::now();
+        let limit = match drive.runner {
+            None => Duration::ZERO,
+            Some(Runner::Caller) if drive.asks => LOOK,
+            Some(runner) => drive.pace.look(since, runner),
+        };
         Self {
             since,
-            limit: runner.map_or(Duration::ZERO, |runner| pace.look(since, runner)),
+            limit,
             turns: 0,
             slept: false,
         }
+    }
+
+    fn nap(&self) {
+        let part = self.since.elapsed() / NAPS;
+        std::thread::sleep(part.clamp(NAP[0], NAP[1]));
     }
 }
 
@@ -98,7 +115,7 @@ impl Drive<'_> {
                     agree(&self.headers())?;
                     return Err(self.no_difference());
                 }
-                if !differs && self.is_done() {
+                if !differs && self.is_done()? {
                     // What this rank has sent may have woken peers; no matter whether it has, the next wait looks a bounded time longer.
                     *self.pace = self.pace.after_waking(Instant::now());
                     return Ok(ready);
@@ -116,7 +133,10 @@ impl Drive<'_> {
                     }
                     continue;
                 }
-                self.sleep(differs);
+                match &idle {
+                    Some(idle) if self.asks => idle.nap(),
+                    _ => self.sleep(differs),
+                }
                 idle.iter_mut().for_each(|idle| idle.slept = true);
             }
         }
@@ -177,17 +197,32 @@ impl Drive<'_> {
         Ok(progress)
     }
 
-    fn is_done(&self) -> bool {
-        self.board.is_done()
+    fn is_done(&mut self) -> Result<bool, Error> {
+        let moved = self.board.is_done()
             && self.all(|peer| {
                 let lane = |lane: &lane::Lane| lane.sending.finished && lane.receiving.finished;
                 peer.head_left == 0 && peer.lanes.iter().all(lane)
-            })
+            });
+        Ok(moved && self.flush()?)
+    }
+
+    /// Whether nothing of what was sent needs this rank any more.
+    fn flush(&mut self) -> Result<bool, Error> {
+        let mut flushed = true;
+        for &number in self.active {
+            let lanes = self.peers[number]
+                .iter_mut()
+                .flat_map(|peer| &mut peer.lanes);
+            let mut lanes = lanes.map(|lane| lane.wire.flush());
+            let all = lanes.try_fold(true, |all, lane| Ok(all & lane?));
+            flushed &= all.map_err(|failure| self.error(number, failure))?;
+        }
+        Ok(flushed)
     }
 
     /// Whether to look again instead of sleeping.
     fn spins(&self, idle: &mut Option<Idle>) -> bool {
-        let idle = idle.get_or_insert_with(|| Idle::now(*self.pace, self.runner));
+        let idle = idle.get_or_insert_with(|| Idle::now(self));
         idle.turns += 1;
         if self.runner.is_none() {
             std::thread::yield_now();
@@ -201,7 +236,7 @@ impl Drive<'_> {
         spun < idle.limit
     }
 
-    /// Until a socket is ready for what is still to be done, at most a slice.
+    /// Until a wire is ready for what is still to be done, at most a slice.
     fn sleep(&self, differs: bool) {
         let mut fds = Vec::with_capacity(self.active.len());
         for (_, peer) in self.active() {
@@ -214,11 +249,11 @@ impl Drive<'_> {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::OUT, out);
                 flags.set(PollFlags::IN, head_in || payload);
-                if flags.contains(PollFlags::IN) && lane.socket.has_pending() {
+                if flags.contains(PollFlags::IN) && lane.wire.has_pending() {
                     return;
                 }
-                if !flags.is_empty() {
-                    fds.push(PollFd::new(&lane.socket, flags));
+                if let Some(fd) = lane.wire.fd().filter(|_| !flags.is_empty()) {
+                    fds.push(PollFd::from_borrowed_fd(fd, flags));
                 }
             }
         }
@@ -234,7 +269,10 @@ impl Drive<'_> {
                 let late = |lane: &lane::Lane| !lane.receiving.finished && !lane.receiving.held;
                 peer.lanes.iter().any(late)
             },
-            &|peer| peer.head_left > 0 || peer.lanes.iter().any(|lane| !lane.sending.finished),
+            &|peer| {
+                let late = |lane: &lane::Lane| !lane.sending.finished || lane.wire.holds_unsent();
+                peer.head_left > 0 || peer.lanes.iter().any(late)
+            },
         ];
         let those = |late: &dyn Fn(&Peer) -> bool| -> Vec<usize> {
             let late = self.active().filter(|(_, peer)| late(peer));

@@ -1,13 +1,14 @@
-//! One connection to a peer: what has been read ahead from it, and where both directions are.
+//! One wire to a peer: what has been read ahead from it, and where both directions are.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, Write};
+use std::io::IoSlice;
 
 use super::Peer;
 use super::board::{Board, Item};
 use super::cut::{Cursor, portion};
 use super::frame::FRAME_BYTES;
-use crate::socket::{End, Socket, moved, read_now};
+use super::wire::Wire;
+use crate::socket::End;
 
 /// Bytes read ahead at most: a small call's head and payload come with one system call.
 pub(super) const INBOX_BYTES: usize = 16 << 10;
@@ -18,11 +19,11 @@ const PARTS_MAX: usize = 16;
 /// Bytes handed to one `writev`, so that a rank alternates between sending, receiving and folding.
 const SEND_BYTES_MAX: usize = 256 << 10;
 
-/// A connection, with what is kept between rounds.
+/// A wire, with what is kept between rounds.
 #[derive(Debug)]
 pub(super) struct Lane {
-    pub(super) socket: Socket,
-    /// Read from the socket and not yet used: bytes `start..end`. The beginning of the next round may be among them.
+    pub(super) wire: Wire,
+    /// Read from the wire and not yet used: bytes `start..end`. The beginning of the next round may be among them.
     inbox: Box<[u8; INBOX_BYTES]>,
     start: usize,
     end: usize,
@@ -40,9 +41,9 @@ pub(super) struct Direction {
 }
 
 impl Lane {
-    pub(super) fn new(socket: Socket) -> Self {
+    pub(super) fn new(wire: Wire) -> Self {
         Self {
-            socket,
+            wire,
             inbox: Box::new([0; INBOX_BYTES]),
             start: 0,
             end: 0,
@@ -75,7 +76,7 @@ impl Lane {
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let n = read_now(&self.socket, &mut self.inbox[self.end..])?.unwrap_or(0);
+        let n = self.wire.read(&mut self.inbox[self.end..])?.unwrap_or(0);
         self.end += n;
         Ok(n)
     }
@@ -86,7 +87,7 @@ impl Lane {
 /// # Safety
 ///
 /// As [`Streams::round`](super::Streams::round).
-pub(super) unsafe fn send(peer: &mut Peer, lane: usize, board: &Board) -> io::Result<usize> {
+pub(super) unsafe fn send(peer: &mut Peer, lane: usize, board: &Board) -> Result<usize, End> {
     let lanes = peer.lanes.len();
     let Peer {
         lanes: all,
@@ -126,7 +127,7 @@ pub(super) unsafe fn send(peer: &mut Peer, lane: usize, board: &Board) -> io::Re
     }
     let mut sent = 0;
     if count > 0 {
-        let n = moved((&all[lane].socket).write_vectored(&parts[..count]))?.unwrap_or(0);
+        let n = all[lane].wire.write(&parts[..count])?;
         let of_head = n.min(head_part);
         *head_left -= of_head;
         sent = n - of_head;
@@ -183,7 +184,7 @@ pub(super) unsafe fn receive(
             ..
         } = peer;
         let Lane {
-            socket,
+            wire,
             inbox,
             start,
             end,
@@ -207,7 +208,7 @@ pub(super) unsafe fn receive(
             return Ok(total);
         } else if wanted >= DIRECT_BYTES_MIN {
             may_read = false;
-            read_now(socket, place)?.unwrap_or(0)
+            wire.read(place)?.unwrap_or(0)
         } else {
             may_read = false;
             match all[lane].fill()? {

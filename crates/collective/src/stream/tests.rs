@@ -9,7 +9,9 @@ use self::job::{
     Job, LONG, header, spot, status, task, tcp_pair, tls_pair, unix_pair, wait, wires,
 };
 use super::*;
+use crate::mpi::tests::pair as mpi_pair;
 use crate::plan::{Algorithm, Counts, Hosts, Kind, Pattern, Space};
+use crate::socket::Socket;
 
 fn patterns(len: usize, world: usize) -> Vec<Pattern> {
     let each = |many: usize| Counts::Each((0..many).map(|i| len * ((i + 1) % 3)).collect());
@@ -48,6 +50,7 @@ fn every_pattern_over_every_number_of_lanes_means_what_the_plan_says() {
                     world,
                 );
                 job.check(lanes, unix_pair, &words);
+                job.check(1, mpi_pair, &format!("{words} over MPI"));
             }
         }
     }
@@ -73,6 +76,7 @@ fn lengths_around_the_bounds_of_pieces_and_portions() {
                 let job = Job::new(pattern, Algorithm::Direct, 2, Hosts::apart(2), 2);
                 job.check(lanes, tcp_pair, &format!("{len} elements"));
                 job.check(lanes, tls_pair, &format!("{len} elements through TLS"));
+                job.check(lanes, mpi_pair, &format!("{len} elements over MPI"));
             }
         }
     }
@@ -228,7 +232,7 @@ fn missing_and_too_many_connections_are_refused() {
         sockets.push(vec![None, Some(ours)]);
     }
     assert!(Streams::new(0, sockets).is_err());
-    assert!(Streams::new(0, Vec::new()).is_err());
+    assert!(Streams::new(0, Vec::<Vec<Option<Socket>>>::new()).is_err());
     let uneven = vec![vec![None, Some(unix_pair().0)], vec![None, None]];
     assert!(Streams::new(0, uneven).is_err());
 }

@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Set in the processes that play a rank.
 pub const ROLE: &str = "PACELINE_TEST_ROLE";
 /// Lines of the rank's process that are meant for the test.
-const MARK: &str = "@@ ";
+pub const MARK: &str = "@@ ";
 /// Longest pause between two looks at whether a process has ended.
 const LOOK: Duration = Duration::from_millis(2);
 

@@ -128,6 +128,8 @@ pub const TOOL_VARIABLES: &[Variable] = &[
         "NCCL's library"),
     tool("PACELINE_CUDA_LIBRARY", "a path", "found by the loader",
         "the CUDA driver's library"),
+    tool("PACELINE_MPI_LIBRARY", "a path", "found by the loader: Open MPI's, MPICH's or the standard's, that of the launcher first",
+        "MPI's library, for PACELINE_TRANSPORT=mpi"),
     tool("PACELINE_NVML_LIBRARY", "a path", "found by the loader",
         "NVIDIA's management library"),
     tool("PACELINE_SYSTEM_ROOT", "a path", "/",

@@ -461,8 +461,8 @@ settings! {
     devices: usize = row(RANKS, Kind::Count { min: 1, max: 1024 },
         "Devices of the one rank of --strategy dp and model; on the CPU they are threads")
         .derived("the number of --use-gpu, or 2").local().needs(Need::SeveralDevices);
-    transport: String = row(RANKS, Kind::Word(&["auto", "shm", "tcp"]),
-        "Transport between ranks: shared memory, TCP, or auto by host")
+    transport: String = row(RANKS, Kind::Word(&["auto", "shm", "tcp", "mpi"]),
+        "Transport between ranks: shared memory, TCP, MPI between hosts, or auto by host")
         .or("auto").needs(Need::Group);
     backend: Backend = row(RANKS, Kind::Word(&["auto", "host", "nccl"]),
         "Path of gradients, and of sums between parts, from GPU to GPU: NCCL or host memory; auto is NCCL on CUDA devices")

@@ -13,11 +13,12 @@ use super::super::*;
 use crate::element::{DType, ReduceOp};
 use crate::error::{OpKind, Operation};
 use crate::plan::{Algorithm, Hosts, Layout, Pattern, Round, Share, Space, Spec};
+use crate::socket::Socket;
 use crate::status::{PeerInfo, Status};
 use crate::tree::Tree;
 
 /// By rank, lane and peer.
-pub(super) type Wires = Vec<Vec<Vec<Option<Socket>>>>;
+pub(super) type Wires<W> = Vec<Vec<Vec<Option<W>>>>;
 
 pub(super) fn unix_pair() -> (Socket, Socket) {
     let (a, b) = UnixStream::pair().unwrap();
@@ -48,14 +49,14 @@ pub(super) fn tls_pair() -> (Socket, Socket) {
 }
 
 /// Connects the ranks of different hosts.
-pub(super) fn wires(
+pub(super) fn wires<W>(
     hosts: &Hosts,
     world: usize,
     lanes: usize,
-    pair: fn() -> (Socket, Socket),
-) -> Wires {
+    pair: fn() -> (W, W),
+) -> Wires<W> {
     let nobody = || (0..world).map(|_| None).collect();
-    let mut wires: Wires = (0..world)
+    let mut wires: Wires<W> = (0..world)
         .map(|_| (0..lanes).map(|_| nobody()).collect())
         .collect();
     let pairs = (0..world).flat_map(|a| (a + 1..world).map(move |b| (a, b)));
@@ -245,10 +246,10 @@ impl Job {
     }
 
     /// What the ranks' threads make of it, `calls` times over the same connections, and these.
-    pub(super) fn run(
+    pub(super) fn run<W: Into<Wire>>(
         &self,
         lanes: usize,
-        pair: fn() -> (Socket, Socket),
+        pair: fn() -> (W, W),
         calls: usize,
     ) -> (Vec<Vec<Rows>>, Vec<Streams>) {
         let world = self.plans.len();
@@ -307,7 +308,7 @@ impl Job {
         }
     }
 
-    pub(super) fn check(&self, lanes: usize, pair: fn() -> (Socket, Socket), words: &str) {
+    pub(super) fn check<W: Into<Wire>>(&self, lanes: usize, pair: fn() -> (W, W), words: &str) {
         let expected = self.simulated();
         for memory in self.run(lanes, pair, 2).0 {
             for (rank, (found, expected)) in memory.iter().zip(&expected).enumerate() {

@@ -155,7 +155,7 @@ fn an_error_says_what_is_expected_where_and_helps_on() {
     );
     check(
         "transport = \"smh\"",
-        "invalid value `\"smh\"` for `transport` (file train.toml:1): expected one of auto, shm, tcp\n\
+        "invalid value `\"smh\"` for `transport` (file train.toml:1): expected one of auto, shm, tcp, mpi\n\
          hint: did you mean `shm`?",
     );
     check(
