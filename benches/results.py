@@ -22,8 +22,8 @@ def newest(out):
 
 
 def cell(values, form):
-    """The median and, in brackets, the quartiles."""
-    low, _, high = quantiles(values, n=4) if len(values) > 1 else values * 3
+    """The median and, in brackets, the quartiles: of less than four values, the smallest and largest."""
+    low, _, high = quantiles(values, n=4) if len(values) > 3 else (min(values), None, max(values))
     return f"{median(values):{form}} ({low:{form}} to {high:{form}})"
 
 
