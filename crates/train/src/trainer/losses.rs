@@ -113,7 +113,9 @@ impl<T: TrainTask> Trainer<'_, T> {
             before,
             now: self.group.world(),
             why: self.group.why_generation(),
-        })
+        })?;
+        // A rank that has just joined does not have the lines of the last steps.
+        metrics.flush()
     }
 
     /// Takes in replacements of lost ranks, if there are any.
