@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 
 use self::library::Calls;
 pub(crate) use self::library::Library;
-pub(crate) use self::line::Line;
+pub(crate) use self::line::{Line, message_bytes};
 pub(crate) use self::messages::{Address, Messages, Request};
 
 /// How often the thread looks in, so that messages move while their rank computes.

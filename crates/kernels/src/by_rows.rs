@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::slice;
 
 use crate::isa::{Isa, Kernels, Task};
+use crate::product::check_offsets;
 use crate::registers::Register;
 
 /// The sums of one image for a panel of outputs, each in the order of the steps as those of a [`Product`](crate::product::Product).
@@ -49,14 +50,7 @@ impl<const WIDTH: usize> Task for ByRows<'_, WIDTH> {
 
     #[inline(always)]
     fn run<R: Register>(mut self) {
-        let most = |offsets: &[u32]| offsets.iter().copied().max().map(|at| at as usize);
-        let (Some(position), Some(step)) = (most(self.positions), most(self.steps)) else {
-            return self.fill();
-        };
-        assert!(
-            position + step < self.values.len(),
-            "offsets within the image"
-        );
+        check_offsets(self.positions, self.steps, self.values);
         assert!(R::LEN <= self.row && self.positions.len().is_multiple_of(self.row));
         assert!(self.weights.len() == self.steps.len() && self.outputs <= WIDTH);
         assert!(self.out.len() >= (self.outputs - 1) * self.plane + self.positions.len());
@@ -69,13 +63,6 @@ impl<const WIDTH: usize> Task for ByRows<'_, WIDTH> {
 }
 
 impl<const WIDTH: usize> ByRows<'_, WIDTH> {
-    /// Sums without a step.
-    fn fill(&mut self) {
-        for (output, first) in self.first[..self.outputs].iter().enumerate() {
-            self.out[output * self.plane..][..self.positions.len()].fill(MaybeUninit::new(*first));
-        }
-    }
-
     #[inline(always)]
     fn rows<R: Register, const MANY: usize>(&mut self) {
         for at in (0..self.positions.len()).step_by(self.row) {
@@ -113,7 +100,8 @@ impl<const WIDTH: usize> ByRows<'_, WIDTH> {
     ) {
         // SAFETY, of all blocks: `run` has seen that the windows of all positions are in the image, and planes with them in the output. A
         // position is followed by those of `REGISTERS` registers in its row. A panel has a multiple of `OUTPUTS` lanes.
-        let from = unsafe { self.values.as_ptr().add(self.positions[position] as usize) };
+        let from = self.values.as_ptr();
+        let from = from.wrapping_add(self.positions[position] as usize);
         let mut sums: [[R; REGISTERS]; OUTPUTS] =
             std::array::from_fn(|at| [R::splat(self.first[output + at]); REGISTERS]);
         for (step, weights) in self.steps.iter().zip(self.weights) {

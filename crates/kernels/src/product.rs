@@ -128,6 +128,15 @@ impl<const WIDTH: usize> Task for Product<'_, WIDTH> {
     }
 }
 
+/// Panics unless each sum of one of these and one of those is the place of a value.
+#[inline(always)]
+pub(crate) fn check_offsets(rows: &[u32], steps: &[u32], values: &[f32]) {
+    let most = |offsets: &[u32]| offsets.iter().copied().max().map(|at| at as usize);
+    if let (Some(row), Some(step)) = (most(rows), most(steps)) {
+        assert!(row + step < values.len(), "offsets within the values");
+    }
+}
+
 #[inline(always)]
 fn load<R: Register, const REGISTERS: usize, const WIDTH: usize>(
     from: &[f32; WIDTH],
@@ -155,10 +164,7 @@ impl<'a, const WIDTH: usize> Product<'a, WIDTH> {
                 rows,
                 steps,
             } => {
-                let most = |offsets: &[u32]| offsets.iter().copied().max().map(|at| at as usize);
-                if let (Some(row), Some(step)) = (most(rows), most(steps)) {
-                    assert!(row + step < values.len(), "offsets within the matrix");
-                }
+                check_offsets(rows, steps, values);
                 let sums = self.sums(rows.len(), steps.len());
                 for (rows, first) in rows.chunks(ROWS).zip((0..).step_by(ROWS)) {
                     for panel in 0..sums.panels() {

@@ -16,8 +16,8 @@
 //!
 //! # Live recovery
 //!
-//! When a rank is lost, the others go on with the next generation of the group ([`paceline_next_generation`]), which has a number of its own,
-//! and find out what holds in it ([`paceline_settle`]). Each commit of a program is repeated or completed by that.
+//! When a rank is lost, the others go on with the next generation of the group ([`paceline_next_generation`]), which has a number of its own.
+//! They then compare how far each has come ([`paceline_settle`]): the program completes the commit that it is in, or repeats it.
 //!
 //! # Usage
 //!

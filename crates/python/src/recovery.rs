@@ -93,7 +93,7 @@ pub unsafe extern "C" fn paceline_next_generation(group: u64, next: *mut u64) ->
     })
 }
 
-/// Finds out what holds in a new generation. All its ranks call it before anything else: `place` is 0 in a commit, 1 between two, 2 for a
+/// Compares how far the ranks of a new generation have come. All of them call it before anything else: `place` is 0 in a commit, 1 between two, 2 for a
 /// replacement without state, and `completed` counts the commits. The text has the commits that hold (`completed`), the rank that hands its
 /// state over (`giver`, or null), and the ranks without state (`new`).
 #[unsafe(no_mangle)]

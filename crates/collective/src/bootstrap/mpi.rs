@@ -16,10 +16,9 @@ use super::swap::lost;
 use super::{Forming, Transport};
 use crate::error::Error;
 use crate::mesh::Advice as _;
-use crate::mpi::{self, Address, Line, World};
+use crate::mpi::{self, Address, Line, World, message_bytes};
 use crate::plan::Hosts;
 use crate::socket::{Socket, has_ended, poll_sockets, present};
-use crate::stream::message_bytes;
 
 /// Longest wait between two looks at MPI, which wakes nobody.
 const LOOK: Duration = Duration::from_millis(1);

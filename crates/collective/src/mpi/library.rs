@@ -239,6 +239,13 @@ impl<H: Handle> Interface<H> {
         ))
     }
 
+    /// A request that a function of the library begins.
+    fn begun(&self, name: &str, begin: impl FnOnce(*mut H) -> c_int) -> Result<Request, String> {
+        let mut request = H::of(0);
+        self.checked(name, begin(&raw mut request))?;
+        Ok(Request(request.word()))
+    }
+
     /// The communicator for messages.
     fn comm(&self) -> H {
         // SAFETY: it is never freed, and written only before the first message.
@@ -281,19 +288,17 @@ impl<H: Handle> Calls for Interface<H> {
     }
 
     fn duplicate(&self) -> Result<Request, String> {
-        let mut request = H::of(0);
         // SAFETY: the communicator's place is never freed. It inherits the world's error handler.
-        let code = unsafe { (self.comm_idup)(self.world, self.comm, &raw mut request) };
-        self.checked("MPI_Comm_idup", code)?;
-        Ok(Request(request.word()))
+        self.begun("MPI_Comm_idup", |request| unsafe {
+            (self.comm_idup)(self.world, self.comm, request)
+        })
     }
 
     fn meet(&self) -> Result<Request, String> {
-        let mut request = H::of(0);
         // SAFETY: the communicator has been made.
-        let code = unsafe { (self.ibarrier)(self.comm(), &raw mut request) };
-        self.checked("MPI_Ibarrier", code)?;
-        Ok(Request(request.word()))
+        self.begun("MPI_Ibarrier", |request| unsafe {
+            (self.ibarrier)(self.comm(), request)
+        })
     }
 
     fn finalize(&self) -> Result<(), String> {
@@ -305,39 +310,35 @@ impl<H: Handle> Calls for Interface<H> {
 
 impl<H: Handle> Messages for Interface<H> {
     unsafe fn send(&self, to: Address, bytes: *const u8, len: usize) -> Result<Request, String> {
-        let mut request = H::of(0);
+        let (len, comm) = (len as c_int, self.comm());
         // SAFETY: the caller's contract.
-        let code = unsafe {
+        self.begun("MPI_Isend", |request| unsafe {
             (self.isend)(
                 bytes.cast(),
-                len as c_int,
+                len,
                 self.byte,
                 to.process,
                 to.tag,
-                self.comm(),
-                &raw mut request,
+                comm,
+                request,
             )
-        };
-        self.checked("MPI_Isend", code)?;
-        Ok(Request(request.word()))
+        })
     }
 
     unsafe fn receive(&self, from: Address, room: *mut u8, len: usize) -> Result<Request, String> {
-        let mut request = H::of(0);
+        let (len, comm) = (len as c_int, self.comm());
         // SAFETY: the caller's contract.
-        let code = unsafe {
+        self.begun("MPI_Irecv", |request| unsafe {
             (self.irecv)(
                 room.cast(),
-                len as c_int,
+                len,
                 self.byte,
                 from.process,
                 from.tag,
-                self.comm(),
-                &raw mut request,
+                comm,
+                request,
             )
-        };
-        self.checked("MPI_Irecv", code)?;
-        Ok(Request(request.word()))
+        })
     }
 
     fn test(&self, request: &mut Request) -> Result<Option<usize>, String> {

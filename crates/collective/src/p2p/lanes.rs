@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::wait::wait_for;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
-use rustix::net::{RecvFlags, recv};
 
 use super::frame::{FRAME_BYTES, Frame, Label};
 use super::shelf::{Body, P2pMessage};
 use super::{KEPT_BYTES_MAX, PointToPoint};
 use crate::error::Error;
 use crate::memory::Region;
-use crate::socket::{End, Socket, poll_sockets, present, read_now};
+use crate::socket::{End, Socket, has_ended, poll_sockets, present, read_now};
 use crate::status::OpWait;
 
 /// Longest sleep of the thread. It is woken by whatever happens; this only bounds the wait.
@@ -92,11 +91,10 @@ impl Lanes {
         if socket.has_pending() {
             return Some(Ready::Data);
         }
-        let has_data = match recv(socket.as_fd(), &mut [0; 1][..], RecvFlags::PEEK) {
-            Ok((n, _)) => n > 0,
-            Err(error) => is_transient(error.kind()),
-        };
-        Some(if has_data { Ready::Data } else { Ready::End })
+        Some(match has_ended(socket) {
+            true => Ready::End,
+            false => Ready::Data,
+        })
     }
 
     /// The thread looks again at everything.
