@@ -175,7 +175,7 @@ impl Attention {
         each_mut(&mut sums, self.queries, 2 * self.cost(), |head, sums| {
             for (head, sums) in (head..).zip(sums.chunks_mut(self.queries.max(1))) {
                 let start = self.start(head, self.keys);
-                let by_key = Panels::<WIDTH>::of_columns(self, &keys[start..]);
+                let by_key = Panels::<WIDTH>::of_columns(kernels, self, &keys[start..]);
                 let by_column = Panels::<WIDTH>::of_rows(self, &values[start..], self.keys);
                 let start = self.start(head, self.queries);
                 let mut weights = Scratch::new(BLOCK * self.padded());
@@ -236,8 +236,8 @@ impl Attention {
             for (head, ()) in (head..).zip(heads) {
                 let start = self.start(head, self.keys);
                 let (keys, values) = (&keys[start..], &values[start..]);
-                let by_key = Panels::<WIDTH>::of_columns(self, keys);
-                let by_value = Panels::<WIDTH>::of_columns(self, values);
+                let by_key = Panels::<WIDTH>::of_columns(kernels, self, keys);
+                let by_value = Panels::<WIDTH>::of_columns(kernels, self, values);
                 let by_column = Panels::<WIDTH>::of_rows(self, keys, self.keys);
                 let step = by_column.padded();
                 let mut weights = Scratch::new(BLOCK * self.padded());
@@ -360,13 +360,13 @@ struct Panels<const WIDTH: usize> {
 
 impl<const WIDTH: usize> Panels<WIDTH> {
     /// A head's rows, transposed: a step for each column of the head.
-    fn of_columns(attention: &Attention, values: &[f32]) -> Self {
+    fn of_columns(kernels: Kernels, attention: &Attention, values: &[f32]) -> Self {
         let panels = attention.padded() / WIDTH;
         Self::new(attention.width, panels, |panel, out| {
             let row = panel * WIDTH;
             let lanes = WIDTH.min(attention.keys.saturating_sub(row));
             let values = values.get(row * attention.step()..).unwrap_or_default();
-            to_rows(values, attention.step(), lanes, out);
+            to_rows(kernels, values, attention.step(), lanes, out);
         })
     }
 

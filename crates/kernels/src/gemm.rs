@@ -116,7 +116,7 @@ fn product<const WIDTH: usize>(
 ) -> Vec<f32> {
     let columns = b.columns;
     // A panel that few rows meet is copied when they do, and never leaves the nearest cache.
-    let packed = (b.transposed || a.rows > 2 * BLOCK).then(|| Packed::<WIDTH>::new(b));
+    let packed = (b.transposed || a.rows > 2 * BLOCK).then(|| Packed::<WIDTH>::new(kernels, b));
     let first: Vec<[f32; WIDTH]> = match bias {
         Some(bias) => bias.chunks(WIDTH).map(padded).collect(),
         None => vec![[0.0; WIDTH]; columns.div_ceil(WIDTH)],
@@ -149,7 +149,7 @@ fn product<const WIDTH: usize>(
                         Some(packed) => (packed.panel((panel, steps.start)), packed.steps),
                         None => {
                             let own = &mut own.rows_mut()[..first.len() * steps.len()];
-                            b.pack((panel, steps.start), steps.len(), own);
+                            b.pack(kernels, (panel, steps.start), steps.len(), own);
                             (&*own, steps.len())
                         }
                     };
@@ -185,7 +185,7 @@ fn product<const WIDTH: usize>(
 
 /// The transposed of `a * b`.
 fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View<'_>) -> Vec<f32> {
-    let packed = Packed::<WIDTH>::new(b);
+    let packed = Packed::<WIDTH>::new(kernels, b);
     let fill = |panel: usize, out: &mut [MaybeUninit<f32>]| {
         let mut sums = Scratch::new(BLOCK * WIDTH);
         let sums = sums.rows_mut::<WIDTH>();
@@ -210,7 +210,7 @@ fn transposed_product<const WIDTH: usize>(kernels: Kernels, a: View<'_>, b: View
                         columns: WIDTH,
                     });
                 }
-                to_planes(sums, &mut out[row..], a.rows, lanes);
+                to_planes(kernels, sums, &mut out[row..], a.rows, lanes);
             }
         }
     };
@@ -264,8 +264,8 @@ impl View<'_> {
         out: &'a mut [f32],
     ) -> Left<'a> {
         match kernels.tile() {
-            14 => self.copy_tiles::<14>(rows, steps, out.as_chunks_mut().0),
-            6 => self.copy_tiles::<6>(rows, steps, out.as_chunks_mut().0),
+            14 => self.copy_tiles::<14>(kernels, rows, steps, out.as_chunks_mut().0),
+            6 => self.copy_tiles::<6>(kernels, rows, steps, out.as_chunks_mut().0),
             _ => unreachable!("tiles of 14 or 6 rows"),
         }
         Left::Tiles {
@@ -277,6 +277,7 @@ impl View<'_> {
 
     fn copy_tiles<const TILE: usize>(
         &self,
+        kernels: Kernels,
         rows: &Range<usize>,
         steps: &Range<usize>,
         out: &mut [[f32; TILE]],
@@ -286,7 +287,13 @@ impl View<'_> {
             if !self.transposed {
                 let values = &self.values[row * self.columns + steps.start..];
                 let height = TILE.min(rows.end - row);
-                to_rows(values, self.columns, height, &mut out[..steps.len()]);
+                to_rows(
+                    kernels,
+                    values,
+                    self.columns,
+                    height,
+                    &mut out[..steps.len()],
+                );
                 continue;
             }
             let values = self.values[steps.start * self.rows..].chunks_exact(self.rows);
@@ -303,6 +310,7 @@ impl View<'_> {
     /// Copies panels from the given one on, as many as there is room for, with so many rows from the given one on.
     fn pack<const WIDTH: usize>(
         &self,
+        kernels: Kernels,
         (panel, row): (usize, usize),
         steps: usize,
         out: &mut [[f32; WIDTH]],
@@ -313,7 +321,7 @@ impl View<'_> {
             for (out, column) in out.chunks_exact_mut(steps).zip(columns) {
                 let lanes = WIDTH.min(self.columns - column);
                 let values = &self.values[column * self.rows + row..];
-                to_rows(values, self.rows, lanes, out);
+                to_rows(kernels, values, self.rows, lanes, out);
             }
             return;
         }
@@ -359,7 +367,7 @@ struct Packed<const WIDTH: usize> {
 }
 
 impl<const WIDTH: usize> Packed<WIDTH> {
-    fn new(matrix: View<'_>) -> Self {
+    fn new(kernels: Kernels, matrix: View<'_>) -> Self {
         let steps = matrix.rows;
         let mut values = Scratch::new(matrix.columns.div_ceil(WIDTH) * steps * WIDTH);
         each_mut(
@@ -367,7 +375,7 @@ impl<const WIDTH: usize> Packed<WIDTH> {
             steps,
             matrix.values.len(),
             |panel, panels| {
-                matrix.pack((panel, 0), steps, panels);
+                matrix.pack(kernels, (panel, 0), steps, panels);
             },
         );
         Self { values, steps }

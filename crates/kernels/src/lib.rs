@@ -1,10 +1,10 @@
 //! Compute kernels for CPUs. They know neither Burn nor ranks.
 //!
 //! **One rule for all: the order of an output's operations is fixed by shapes alone.** An output of a product is one chain of fused
-//! multiply-adds, or a sum over a fixed number of such chains; a sum over a row has 32 lanes, whatever the width of the registers. Vector lanes,
-//! register tiles, cache blocks and threads are otherwise only ever spread over outputs, so the bits are the same on every instruction set
-//! ([`Isa`]), with any number of threads, and on any machine. No function of the system's math library takes part, but for the fused
-//! multiply-add itself where the processor has none. Which bits a NaN has is left open.
+//! multiply-adds, or a sum over a fixed number of such chains; a convolution may take a fixed combination of several (`winograd.rs`); a sum over a
+//! row has 32 lanes, whatever the width of the registers. Vector lanes, register tiles, cache blocks and threads are otherwise only ever spread over
+//! outputs, so the bits are the same on every instruction set ([`Isa`]), with any number of threads, and on any machine. No function of the system's
+//! math library takes part, but for the fused multiply-add itself where the processor has none. Which bits a NaN has is left open.
 //!
 //! - [`Kernels`]: the kernels of one instruction set, by default the widest that the processor has.
 //! - [`Conv`]: a two-dimensional convolution, with the gradients of its input, its weight and its bias.
@@ -42,6 +42,7 @@ mod softmax;
 mod sums;
 mod threads;
 mod transpose;
+mod winograd;
 
 pub use adamw::AdamW;
 pub use attention::{Attention, AttentionGradients, AttentionSums};

@@ -18,6 +18,8 @@ pub(crate) trait Register: Copy {
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The values, with 0 where that of `output` is 0 or below.
     fn where_positive(self, output: Self) -> Self;
+    /// Eight rows of eight values as their columns.
+    fn transposed(rows: [&[f32; 8]; 8]) -> [[f32; 8]; 8];
 }
 
 /// Values that the compiler may put into registers, or not.
@@ -62,6 +64,11 @@ impl Register for Portable {
     fn where_positive(self, output: Self) -> Self {
         let value = |at: usize| relu_gradient(output.0[at], self.0[at]);
         Self(std::array::from_fn(value))
+    }
+
+    #[inline(always)]
+    fn transposed(rows: [&[f32; 8]; 8]) -> [[f32; 8]; 8] {
+        std::array::from_fn(|row| std::array::from_fn(|column| rows[column][row]))
     }
 }
 
@@ -124,6 +131,11 @@ mod x86 {
                 fn where_positive(self, output: Self) -> Self {
                     Self(unsafe { $where_positive(self.0, output.0) })
                 }
+
+                #[inline(always)]
+                fn transposed(rows: [&[f32; 8]; 8]) -> [[f32; 8]; 8] {
+                    unsafe { transposed(rows) }
+                }
             }
         };
     }
@@ -152,6 +164,47 @@ mod x86 {
         _mm512_fmadd_ps,
         where_positive_512
     );
+
+    /// Both instruction sets have registers of eight values.
+    #[inline(always)]
+    unsafe fn transposed(rows: [&[f32; 8]; 8]) -> [[f32; 8]; 8] {
+        // The halves of two rows in one register, so that no value has to cross to the other half later.
+        macro_rules! halves {
+            ($at:literal, $from:literal) => {
+                _mm256_insertf128_ps::<1>(
+                    _mm256_castps128_ps256(_mm_loadu_ps(rows[$at].as_ptr().add($from))),
+                    _mm_loadu_ps(rows[$at + 4].as_ptr().add($from)),
+                )
+            };
+        }
+        macro_rules! four {
+            ($from:literal) => {{
+                let (a, b) = (halves!(0, $from), halves!(1, $from));
+                let (c, d) = (halves!(2, $from), halves!(3, $from));
+                let (ab_low, ab_high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+                let (cd_low, cd_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+                [
+                    _mm256_shuffle_ps::<0b01_00_01_00>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(ab_low, cd_low),
+                    _mm256_shuffle_ps::<0b01_00_01_00>(ab_high, cd_high),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(ab_high, cd_high),
+                ]
+            }};
+        }
+        unsafe {
+            let ([a, b, c, d], [e, f, g, h]) = (four!(0), four!(4));
+            let mut columns = [[0.0; 8]; 8];
+            _mm256_storeu_ps(columns[0].as_mut_ptr(), a);
+            _mm256_storeu_ps(columns[1].as_mut_ptr(), b);
+            _mm256_storeu_ps(columns[2].as_mut_ptr(), c);
+            _mm256_storeu_ps(columns[3].as_mut_ptr(), d);
+            _mm256_storeu_ps(columns[4].as_mut_ptr(), e);
+            _mm256_storeu_ps(columns[5].as_mut_ptr(), f);
+            _mm256_storeu_ps(columns[6].as_mut_ptr(), g);
+            _mm256_storeu_ps(columns[7].as_mut_ptr(), h);
+            columns
+        }
+    }
 
     #[inline(always)]
     unsafe fn where_positive_256(values: __m256, output: __m256) -> __m256 {

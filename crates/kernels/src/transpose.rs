@@ -2,78 +2,161 @@
 
 use std::mem::MaybeUninit;
 
+use crate::isa::{Kernels, Task};
+use crate::registers::Register;
+
 /// Rows that stay in the nearest cache while all their lanes are written.
 const CACHED: usize = 64;
 
 /// `rows[at][lane] = planes[lane * step + at]` for the first `lanes`, and 0 in the others.
 pub(crate) fn to_rows<const WIDTH: usize>(
+    kernels: Kernels,
     planes: &[f32],
     step: usize,
     lanes: usize,
     rows: &mut [[f32; WIDTH]],
 ) {
-    let quarters = lanes / 4 * 4;
-    for (rows, first) in rows.chunks_mut(CACHED).zip((0..).step_by(CACHED)) {
-        let whole = rows.len() / 4 * 4;
-        let count = rows.len();
-        let plane = |lane: usize| &planes[lane * step + first..][..count];
-        for lane in (0..quarters).step_by(4) {
-            let planes: [&[f32]; 4] = std::array::from_fn(|at| plane(lane + at));
-            for at in (0..whole).step_by(4) {
-                let block = planes.map(|plane| four(&plane[at..]));
-                for (row, values) in rows[at..at + 4].iter_mut().zip(transposed(block)) {
-                    row[lane..lane + 4].copy_from_slice(&values);
-                }
-            }
-            for at in whole..rows.len() {
-                for (value, plane) in rows[at][lane..].iter_mut().zip(planes) {
-                    *value = plane[at];
-                }
-            }
-        }
-        for lane in quarters..lanes {
-            for (row, value) in rows.iter_mut().zip(plane(lane)) {
-                row[lane] = *value;
-            }
-        }
-        for row in rows {
-            row[lanes..].fill(0.0);
-        }
-    }
+    kernels.run(ToRows {
+        planes,
+        step,
+        lanes,
+        rows,
+    });
 }
 
 /// `planes[lane * step + at] = rows[at][lane]` for the first `lanes`.
 pub(crate) fn to_planes<const WIDTH: usize>(
+    kernels: Kernels,
     rows: &[[f32; WIDTH]],
     planes: &mut [MaybeUninit<f32>],
     step: usize,
     lanes: usize,
 ) {
-    let quarters = lanes / 4 * 4;
-    let whole = rows.len() / 4 * 4;
-    for lane in (0..quarters).step_by(4) {
-        for at in (0..whole).step_by(4) {
-            let block = std::array::from_fn(|row| four(&rows[at + row][lane..]));
-            for (plane, values) in (lane..).zip(transposed(block)) {
-                planes[plane * step + at..][..4].write_copy_of_slice(&values);
+    kernels.run(ToPlanes {
+        rows,
+        planes,
+        step,
+        lanes,
+    });
+}
+
+struct ToRows<'a, const WIDTH: usize> {
+    planes: &'a [f32],
+    step: usize,
+    lanes: usize,
+    rows: &'a mut [[f32; WIDTH]],
+}
+
+impl<const WIDTH: usize> Task for ToRows<'_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<R: Register>(self) {
+        let lanes = self.lanes;
+        for (rows, first) in self.rows.chunks_mut(CACHED).zip((0..).step_by(CACHED)) {
+            let count = rows.len();
+            let plane = |lane: usize| &self.planes[lane * self.step + first..][..count];
+            let eights = if count < 8 { 0 } else { lanes / 8 * 8 };
+            for lane in (0..eights).step_by(8) {
+                let planes = eight(plane, lane);
+                for at in blocks::<8>(count) {
+                    let block = R::transposed(eight(|lane| first_of(&planes[lane][at..]), 0));
+                    for (row, values) in rows[at..at + 8].iter_mut().zip(block) {
+                        row[lane..lane + 8].copy_from_slice(&values);
+                    }
+                }
             }
-        }
-        for at in whole..rows.len() {
-            for (plane, value) in (lane..).zip(four(&rows[at][lane..])) {
-                planes[plane * step + at].write(value);
+            let fours = if count < 4 { eights } else { lanes / 4 * 4 };
+            for lane in (eights..fours).step_by(4) {
+                let planes = [
+                    plane(lane),
+                    plane(lane + 1),
+                    plane(lane + 2),
+                    plane(lane + 3),
+                ];
+                for at in blocks::<4>(count) {
+                    let block = transposed(planes.map(|plane| *first_of(&plane[at..])));
+                    for (row, values) in rows[at..at + 4].iter_mut().zip(block) {
+                        row[lane..lane + 4].copy_from_slice(&values);
+                    }
+                }
             }
-        }
-    }
-    for lane in quarters..lanes {
-        for (value, row) in planes[lane * step..].iter_mut().zip(rows) {
-            value.write(row[lane]);
+            for lane in fours..lanes {
+                for (row, value) in rows.iter_mut().zip(plane(lane)) {
+                    row[lane] = *value;
+                }
+            }
+            for row in rows {
+                row[lanes..].fill(0.0);
+            }
         }
     }
 }
 
+struct ToPlanes<'a, const WIDTH: usize> {
+    rows: &'a [[f32; WIDTH]],
+    planes: &'a mut [MaybeUninit<f32>],
+    step: usize,
+    lanes: usize,
+}
+
+impl<const WIDTH: usize> Task for ToPlanes<'_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<R: Register>(self) {
+        let (rows, lanes) = (self.rows, self.lanes);
+        let count = rows.len();
+        let eights = if count < 8 { 0 } else { lanes / 8 * 8 };
+        for lane in (0..eights).step_by(8) {
+            for at in blocks::<8>(count) {
+                let block = R::transposed(eight(|row| first_of(&rows[at + row][lane..]), 0));
+                for (plane, values) in (lane..).zip(block) {
+                    self.planes[plane * self.step + at..][..8].write_copy_of_slice(&values);
+                }
+            }
+        }
+        let fours = if count < 4 { eights } else { lanes / 4 * 4 };
+        for lane in (eights..fours).step_by(4) {
+            for at in blocks::<4>(count) {
+                let row = |row: usize| *first_of(&rows[at + row][lane..]);
+                let block = transposed([row(0), row(1), row(2), row(3)]);
+                for (plane, values) in (lane..).zip(block) {
+                    self.planes[plane * self.step + at..][..4].write_copy_of_slice(&values);
+                }
+            }
+        }
+        for lane in fours..lanes {
+            for (value, row) in self.planes[lane * self.step..].iter_mut().zip(rows) {
+                value.write(row[lane]);
+            }
+        }
+    }
+}
+
+/// Where blocks begin that have all places, of which there are at least as many as in a block. The last may have some of the one before.
 #[inline(always)]
-fn four(values: &[f32]) -> [f32; 4] {
-    values[..4].try_into().expect("four values")
+fn blocks<const LEN: usize>(count: usize) -> impl Iterator<Item = usize> {
+    (0..count).step_by(LEN).map(move |at| at.min(count - LEN))
+}
+
+#[inline(always)]
+fn eight<T>(of: impl Fn(usize) -> T, first: usize) -> [T; 8] {
+    [
+        of(first),
+        of(first + 1),
+        of(first + 2),
+        of(first + 3),
+        of(first + 4),
+        of(first + 5),
+        of(first + 6),
+        of(first + 7),
+    ]
+}
+
+#[inline(always)]
+fn first_of<const LEN: usize>(values: &[f32]) -> &[f32; LEN] {
+    values.first_chunk().expect("as many values")
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -115,34 +198,41 @@ fn transposed(block: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
 #[expect(unsafe_code, reason = "all values were written before")]
 mod tests {
     use super::*;
+    use crate::isa::Isa;
 
     const LANES: usize = 16;
 
     #[test]
     fn planes_become_rows_and_planes_again() {
-        for lanes in 1..=LANES {
-            for count in [0, 1, 3, 4, 7, 8, 13] {
-                let step = count + 2;
-                let planes: Vec<f32> = (0..lanes * step).map(|at| at as f32 + 1.0).collect();
-                let mut rows = vec![[9.0; LANES]; count];
-                to_rows(&planes, step, lanes, &mut rows);
-                for (at, row) in rows.iter().enumerate() {
-                    for (lane, value) in row.iter().enumerate() {
-                        let expected = match lane < lanes {
-                            true => planes[lane * step + at],
-                            false => 0.0,
-                        };
-                        assert_eq!(*value, expected, "{lanes} lanes, {count} values");
-                    }
-                }
-                let mut back = vec![MaybeUninit::new(0.0); lanes * step];
-                to_planes(&rows, &mut back, step, lanes);
-                for (at, value) in back.iter().enumerate() {
-                    let value = unsafe { value.assume_init() };
-                    let expected = if at % step < count { planes[at] } else { 0.0 };
-                    assert_eq!(value, expected);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for lanes in 1..=LANES {
+                for count in [0, 1, 3, 4, 7, 8, 13, 80] {
+                    check(Kernels::with(isa).unwrap(), lanes, count);
                 }
             }
+        }
+    }
+
+    fn check(kernels: Kernels, lanes: usize, count: usize) {
+        let step = count + 2;
+        let planes: Vec<f32> = (0..lanes * step).map(|at| at as f32 + 1.0).collect();
+        let mut rows = vec![[9.0; LANES]; count];
+        to_rows(kernels, &planes, step, lanes, &mut rows);
+        for (at, row) in rows.iter().enumerate() {
+            for (lane, value) in row.iter().enumerate() {
+                let expected = match lane < lanes {
+                    true => planes[lane * step + at],
+                    false => 0.0,
+                };
+                assert_eq!(*value, expected, "{lanes} lanes, {count} values");
+            }
+        }
+        let mut back = vec![MaybeUninit::new(0.0); lanes * step];
+        to_planes(kernels, &rows, &mut back, step, lanes);
+        for (at, value) in back.iter().enumerate() {
+            let value = unsafe { value.assume_init() };
+            let expected = if at % step < count { planes[at] } else { 0.0 };
+            assert_eq!(value, expected);
         }
     }
 }

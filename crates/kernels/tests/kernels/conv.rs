@@ -1,7 +1,7 @@
 //! Convolutions against sums in f64, and their bits on every instruction set and number of threads.
 
 use crate::support::{assert_close, everywhere, noise};
-use paceline_kernels::Conv;
+use paceline_kernels::{Conv, Kernels};
 
 /// Output, and the gradients of input and weight, in f64 and the plainest way.
 fn expected(conv: &Conv, x: &[f32], weight: &[f32], bias: &[f32], g: &[f32]) -> [Vec<f64>; 3] {
@@ -116,6 +116,140 @@ fn usual_layers() {
     check(&square(40, [16, 16], 20, 3));
 }
 
+/// Layers that are computed in tiles, and others around the limits of those.
+#[test]
+fn tiles_with_and_without_a_rest() {
+    for side in [3, 4, 5, 8, 11] {
+        check(&square(2, [16, 16], side, 3));
+    }
+    for channels in [[15, 16], [16, 17], [40, 33], [48, 16], [160, 32]] {
+        check(&square(2, channels, 7, 3));
+    }
+    for padding in [[[0, 0], [2, 1]], [[1, 3], [0, 2]], [[2, 2], [3, 1]]] {
+        check(&Conv {
+            input: [3, 16, 9, 6],
+            padding,
+            ..square(3, [16, 24], 9, 3)
+        });
+    }
+    // More tiles than one chain adds up, and rows of more tiles than that.
+    check(&square(5, [16, 16], 20, 3));
+    check(&Conv {
+        input: [1, 16, 4, 300],
+        ..square(1, [16, 16], 4, 3)
+    });
+    check(&square(0, [16, 16], 6, 3));
+    // More tiles than are turned at once, of several images.
+    check(&square(70, [32, 32], 6, 3));
+}
+
+#[test]
+fn tiles_from_a_seed() {
+    let mut draw = draws(12);
+    for _ in 0..30 {
+        let channels = [draw(14, 50), draw(14, 50)];
+        check(&Conv {
+            input: [draw(1, 4), channels[0], draw(2, 15), draw(2, 15)],
+            padding: [[draw(1, 2), draw(0, 3)], [draw(1, 2), draw(0, 3)]],
+            ..square(1, channels, 1, 3)
+        });
+    }
+}
+
+#[test]
+fn tiles_are_about_as_accurate_as_chains() {
+    let tiled = square(2, [32, 32], 16, 3);
+    // A column of zeros changes no sum, and windows of 3 x 4 are no tiles.
+    let chained = Conv {
+        weight: [32, 32, 3, 4],
+        padding: [[1, 1], [1, 2]],
+        ..tiled
+    };
+    let count = 2 * 32 * 256;
+    // As behind an activation.
+    let x: Vec<f32> = noise(1, count).iter().map(|x| x.max(0.0)).collect();
+    let (weight, g) = (noise(2, 32 * 32 * 9), noise(3, count));
+    let wider = |rows: &[f32]| {
+        let rows = rows.chunks_exact(3);
+        rows.flat_map(|row| [row[0], row[1], row[2], 0.0])
+            .collect::<Vec<_>>()
+    };
+    let expected = expected(&tiled, &x, &weight, &[0.0; 32], &g);
+    let kernels = Kernels::of_process().unwrap();
+    let run = |conv: &Conv, weight: &[f32]| {
+        [
+            kernels.conv(conv, &x, weight, None),
+            kernels.conv_input_gradient(conv, weight, &g),
+            kernels.conv_weight_gradient(conv, &x, &g),
+        ]
+    };
+    let mut chains = run(&chained, &wider(&weight));
+    let of_weight = chains[2].chunks_exact(4);
+    chains[2] = of_weight.flat_map(|row| row[..3].to_vec()).collect();
+    let errors = |got: &[Vec<f32>; 3]| {
+        [0, 1, 2].map(|at| {
+            let squares = got[at].iter().zip(&expected[at]);
+            let squares = squares.map(|(got, expected)| (f64::from(*got) - expected).powi(2));
+            squares.sum::<f64>().sqrt()
+        })
+    };
+    let (tiles, chains) = (errors(&run(&tiled, &weight)), errors(&chains));
+    for (at, most) in [(0, 1.0), (1, 1.0), (2, 2.0)] {
+        let ratio = tiles[at] / chains[at];
+        assert!((0.3..most).contains(&ratio), "{at}: {ratio}");
+    }
+}
+
+#[test]
+fn images_do_not_depend_on_others() {
+    let conv = square(7, [16, 24], 9, 3);
+    let (mut x, weight) = (noise(1, 7 * 16 * 81), noise(2, 24 * 16 * 9));
+    let mut g = noise(3, 7 * 24 * 81);
+    x[2 * 16 * 81 + 40] = f32::INFINITY;
+    g[4 * 24 * 81] = f32::NAN;
+    everywhere(|kernels| {
+        let y = kernels.conv(&conv, &x, &weight, None);
+        let of_x = kernels.conv_input_gradient(&conv, &weight, &g);
+        let (x, g) = (x.chunks_exact(16 * 81), g.chunks_exact(24 * 81));
+        let of_images = y.chunks_exact(24 * 81).zip(of_x.chunks_exact(16 * 81));
+        for ((x, g), (y, of_x)) in x.zip(g).zip(of_images) {
+            let alone = square(1, [16, 24], 9, 3);
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert!(bits(y) == bits(&kernels.conv(&alone, x, &weight, None)));
+            assert!(bits(of_x) == bits(&kernels.conv_input_gradient(&alone, &weight, g)));
+        }
+        [y, of_x]
+    });
+}
+
+#[test]
+fn tiles_keep_numbers_that_are_not_finite_from_their_neighbours() {
+    let conv = square(2, [16, 16], 8, 3);
+    let mut x = noise(1, 2 * 16 * 64);
+    let weight = noise(2, 16 * 16 * 9);
+    let mut g = noise(4, x.len());
+    (x[3 * 64 + 9], x[3 * 64 + 63]) = (f32::INFINITY, f32::NAN);
+    g[16 * 64 + 9] = f32::NEG_INFINITY;
+    let expected = expected(&conv, &x, &weight, &[0.0; 16], &g);
+    let got = everywhere(|kernels| {
+        [
+            kernels.conv(&conv, &x, &weight, None),
+            kernels.conv_input_gradient(&conv, &weight, &g),
+            kernels.conv_weight_gradient(&conv, &x, &g),
+        ]
+    });
+    for (got, expected) in got.iter().zip(expected) {
+        assert!(expected.iter().any(|value| value.is_finite()));
+        assert!(expected.iter().any(|value| !value.is_finite()));
+        for (got, expected) in got.iter().zip(expected) {
+            match expected.is_finite() {
+                true => assert!((f64::from(*got) - expected).abs() < 1e-4),
+                false => assert_eq!(got.to_string(), expected.to_string()),
+            }
+        }
+    }
+}
+
 #[test]
 fn batches_do_not_depend_on_the_width_of_panels() {
     // 144 outputs are 9 panels of 16 and 5 of 32.
@@ -214,15 +348,19 @@ fn odd_shapes() {
     assert_eq!(kernels.conv_weight_gradient(&none, &[], &[]), [0.0; 54]);
 }
 
-#[test]
-fn shapes_from_a_seed() {
-    let mut state = 11_u64;
-    let mut draw = |from: usize, to: usize| {
+/// Numbers between two others, both included.
+fn draws(mut state: u64) -> impl FnMut(usize, usize) -> usize {
+    move |from, to| {
         state = state
             .wrapping_mul(6364136223846793005)
             .wrapping_add(1442695040888963407);
         from + (state >> 33) as usize % (to - from + 1)
-    };
+    }
+}
+
+#[test]
+fn shapes_from_a_seed() {
+    let mut draw = draws(11);
     let mut checked = 0;
     while checked < 60 {
         let groups = draw(1, 3);
