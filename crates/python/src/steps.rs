@@ -15,8 +15,9 @@ pub(crate) struct Steps {
     since: Instant,
     /// Steps that are over.
     over: u64,
-    /// When the step began: when the last one ended, or an evaluation after it.
+    /// When the step began: when the last one ended, or an evaluation after it; the first one, when it reads its data or computes.
     began: Instant,
+    has_begun: bool,
     spans: Vec<(Kind, Instant, Instant)>,
     waits: Vec<(Instant, Instant)>,
     backward_end: Option<Instant>,
@@ -49,6 +50,7 @@ impl Steps {
             since: now,
             over,
             began: now,
+            has_begun: false,
             spans: Vec::new(),
             waits: Vec::new(),
             backward_end: None,
@@ -61,6 +63,9 @@ impl Steps {
     pub(crate) fn enter(&mut self, phase: Phase, step: u64, now: Instant) -> Option<Step> {
         let (was, since) = (self.phase, self.since);
         (self.phase, self.since) = (phase, now);
+        if phase != Phase::BetweenSteps && !std::mem::replace(&mut self.has_begun, true) {
+            self.began = now;
+        }
         match was {
             Phase::DataLoader => self.spans.push((Kind::Data, since, now)),
             Phase::Forward => self.spans.push((Kind::Forward, since, now)),
@@ -209,9 +214,13 @@ mod tests {
                 (Kind::Wait, 10, 14),
             ]
         );
-        assert_eq!((step.step, step.began, step.ended), (7, at(0), at(17)));
+        assert_eq!((step.step, step.began, step.ended), (7, at(1), at(17)));
+        steps.enter(Phase::Backward, 8, at(20));
+        steps.enter(Phase::BetweenSteps, 7, at(24));
+        let next = steps.enter(Phase::BetweenSteps, 8, at(25));
+        assert_eq!(next.map(|step| step.began), Some(at(17)));
         assert_eq!(step.waited, Duration::from_millis(4));
-        assert_eq!((step.reduced, steps.over), (at(14), 7));
+        assert_eq!((step.reduced, steps.over), (at(14), 8));
     }
 
     #[test]
@@ -221,7 +230,7 @@ mod tests {
         let mut steps = Steps::new(0, at(10));
         steps.enter(Phase::Backward, 1, at(12));
         steps.enter(Phase::BetweenSteps, 0, at(20));
-        for (start, end) in [(22, 25), (5, 11), (21, 23), (25, 26)] {
+        for (start, end) in [(22, 25), (5, 13), (21, 23), (25, 26)] {
             steps.waited(at(start), at(end));
         }
         let step = steps

@@ -422,6 +422,46 @@ mod tests {
     }
 
     #[test]
+    fn operations_between_ranks_are_drawn_listed_and_summed_up() {
+        let line = serde_json::json!({
+            "kind": "spans", "step": 7,
+            "ranks": [
+                [["backward", 0.0, 0.010], ["wait", 0.006, 0.010], ["optimizer", 0.010, 0.011]],
+                [["backward", 0.0, 0.010], ["wait", 0.008, 0.010], ["optimizer", 0.010, 0.011]],
+            ],
+            "buckets": [
+                [[2_000_000, 0.001, 0.003, 0.005], [1_500_000, 0.005, 0.005, 0.009]],
+                [[2_000_000, 0.003, 0.003, 0.005], [1_500_000, 0.005, 0.005, 0.009]],
+            ],
+        });
+        let read = |line: &serde_json::Value| serde_json::from_value::<Spans>(line.clone());
+        let spans = read(&line).expect("spans");
+        assert!(spans.is_sound() && spans.is_plain());
+        // 8 and 6 ms on their way, of which 3 and 1 in waits.
+        let told = "2 operations between ranks, 3.5 MB: 7 ms, of these 1 ms until the last rank had come; 71 % of the time hidden behind computing.";
+        assert_eq!(spans.communication(Lang::En).as_deref(), Some(told));
+        let html = figure(&spans, Lang::En);
+        for part in [
+            told,
+            "</span>communication</span>",
+            "<title>2 MB: waiting 2 ms</title>",
+            "<title>1.5 MB: communication 4 ms</title>",
+            "<td>1</td><td>2</td><td>3</td><td>1</td>",
+        ] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        for (from, to) in [
+            ("0.005,0.009", "0.005,0.001"),
+            ("[[2000000,0.001", "[[2000000,-1"),
+        ] {
+            let damaged = line.to_string().replacen(from, to, 1);
+            assert_ne!(damaged, line.to_string());
+            let damaged = serde_json::from_str::<Spans>(&damaged);
+            assert!(!damaged.is_ok_and(|spans| spans.is_sound()), "{to}");
+        }
+    }
+
+    #[test]
     fn damaged_spans_are_refused_and_unknown_ones_left_out() {
         assert!(!spans(&[]).is_sound());
         assert!(!spans(&[&[("data", 1.0, 0.5)]]).is_sound());

@@ -370,6 +370,10 @@ impl Page<'_> {
                 .into_iter()
                 .map(|setting| setting.each_ref().map(|text| escaped(text)).to_vec());
             let rows: Vec<Vec<String>> = rows.collect();
+            // Other programs write none.
+            if rows.is_empty() {
+                return String::new();
+            }
             let title = self.word(words::SETTINGS);
             return format!("<h2>{title}</h2>\n{}", table(&head, &rows));
         }
