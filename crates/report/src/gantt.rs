@@ -438,7 +438,7 @@ mod tests {
         let spans = read(&line).expect("spans");
         assert!(spans.is_sound() && spans.is_plain());
         // 8 and 6 ms on their way, of which 3 and 1 in waits.
-        let told = "2 operations between ranks, 3.5 MB: 7 ms, of these 1 ms until the last rank had come; 71 % of the time hidden behind computing.";
+        let told = "Operations between ranks: 2, 3.5 MB, 7 ms, of these 1 ms until the last rank had come; 71 % of the time hidden behind computing.";
         assert_eq!(spans.communication(Lang::En).as_deref(), Some(told));
         let html = figure(&spans, Lang::En);
         for part in [

@@ -25,7 +25,7 @@ words! {
     STEP_OF_RANKS: "What the ranks did in step {}", "스텝 {}에서 각 랭크가 한 일";
     SLOWEST_RANK: "Rank {} worked longest: {} ms, the others {} ms on average.", "랭크 {}의 작업 시간이 가장 깁니다: {} ms, 다른 랭크는 평균 {} ms.";
     COMMUNICATED:
-        "{} operations between ranks, {} MB: {} ms, of these {} ms until the last rank had come; {} % of the time hidden behind computing.",
+        "Operations between ranks: {}, {} MB, {} ms, of these {} ms until the last rank had come; {} % of the time hidden behind computing.",
         "랭크 간 연산 {}개, {} MB: {} ms, 그중 마지막 랭크 대기 {} ms; 통신 시간의 {} %는 계산과 겹침.";
     BETWEEN_RANKS: "Between ranks", "랭크 간 통신";
     BUCKET: "operation", "연산";
