@@ -3,8 +3,8 @@
 
 Usage: benches/torch_recorded.py [--rounds N] [--steps N] [--python PYTHON] [--library FILE] [--table]
 
-Appends to docs/benchmarks/torch_recorded.jsonl and prints how much longer a step takes when it is recorded: the median over the rounds, with
-quartiles. PYTHON and FILE are as for `torch_backend.py`. Two ranks with one thread each go through all rounds in the same processes.
+Appends to docs/benchmarks/torch_recorded.jsonl and prints how much longer a step takes when it is recorded, and how much more processor time rank 0
+takes: medians over the rounds, with quartiles. PYTHON and FILE are as for `torch_backend.py`. Two ranks with one thread each go through all rounds in the same processes.
 """
 
 import json
@@ -39,7 +39,7 @@ def measure(rank, steps, rounds, folder):
         model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=bucket_mb)
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         rows = torch.utils.data.TensorDataset(torch.randn(samples * steps, units))
-        taken, last = [], time.perf_counter()
+        taken, last, begun = [], time.perf_counter(), time.process_time()
         for (batch,) in torch.utils.data.DataLoader(rows, samples):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
@@ -48,28 +48,30 @@ def measure(rank, steps, rounds, folder):
             taken.append(now - last)
             last = now
         dist.destroy_process_group()
-        return median(taken[3:])
+        return median(taken[3:]), (time.process_time() - begun) / steps
 
     for number in range(rounds):
         for name, model in MODELS.items():
             for is_recorded in (True, False) if number % 2 else (False, True):
                 os.environ["PACELINE_RUN_DIR"] = f"{folder}/run" if is_recorded else ""
-                seconds = trained(*model)
+                seconds, processor_seconds = trained(*model)
                 if rank == 0:
-                    print(json.dumps({"round": number, "model": name, "recorded": is_recorded, "seconds": seconds}), flush=True)
+                    told = {"seconds": seconds, "processor_seconds": processor_seconds}
+                    print(json.dumps({"round": number, "model": name, "recorded": is_recorded, **told}), flush=True)
 
 
 def table(lines):
     print(f"\n{lines[0]['machine']}, commit {lines[0]['commit']}; median (quartiles)\n")
-    print("| model | ms of a step | recorded, % longer |\n|---|---|---|")
+    print("| model | ms of a step | recorded, % longer | processor time, % more |\n|---|---|---|---|")
     for name in MODELS:
         by_round = {}
         for line in lines:
             if line["record"] == "time" and line["model"] == name:
-                by_round.setdefault(line["round"], {})[line["recorded"]] = line["seconds"]
-        longer = [(pair[True] / pair[False] - 1) * 100 for pair in by_round.values()]
-        plain = cell([pair[False] * 1e3 for pair in by_round.values()], ".2f")
-        print(f"| {name} | {plain} | {cell(longer, '+.1f')} |")
+                by_round.setdefault(line["round"], {})[line["recorded"]] = line
+        pairs = by_round.values()
+        longer, more = ([(pair[True][of] / pair[False][of] - 1) * 100 for pair in pairs] for of in ("seconds", "processor_seconds"))
+        plain = cell([pair[False]["seconds"] * 1e3 for pair in pairs], ".2f")
+        print(f"| {name} | {plain} | {cell(longer, '+.1f')} | {cell(more, '+.1f')} |")
 
 
 def main():

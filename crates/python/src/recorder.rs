@@ -135,10 +135,13 @@ impl Recorder {
     /// The program enters a phase, in its own code after `step` steps.
     pub(crate) fn enter(&self, phase: Phase, step: u64) {
         let mut state = self.shared.state.lock();
-        let Some(step) = state.steps.enter(phase, step, Instant::now()) else {
+        let Some(mut step) = state.steps.enter(phase, step, Instant::now()) else {
             return;
         };
         let is_urgent = is_kept(step.step);
+        if !is_urgent {
+            step.spans = Vec::new();
+        }
         if state.done.len() < STEPS_MAX {
             state.done.push_back(step);
         }
@@ -278,9 +281,9 @@ impl Writer {
             .flat_map(|group| group.records.iter().filter_map(bucket))
             .collect();
         buckets.sort_by_key(|bucket| bucket.started);
-        buckets
-            .into_iter()
-            .for_each(|bucket| notes.add_bucket(bucket));
+        for bucket in buckets {
+            notes.add_bucket(bucket);
+        }
         notes.done(step.step, self.group.env().node_rank, monotonic_ns())
     }
 
@@ -304,14 +307,17 @@ impl Writer {
     /// Leaves this rank's notes for rank 0. The store is not filled if that does not take them.
     fn leave(&mut self, step: u64, spans: &Spans) {
         let rank = self.group.rank();
-        let old = (self.left.len() == LEFT_MAX).then(|| self.left.pop_front());
+        let old = match self.left.len() {
+            LEFT_MAX => self.left.pop_front(),
+            _ => None,
+        };
         self.left.push_back(step);
         let Some((store, prefix)) = self.store() else {
             return;
         };
         let value = serde_json::to_vec(spans).expect("numbers always encode");
         let mut sent = store.set(&key(prefix, step, rank), &value).map(|()| true);
-        if let Some(Some(old)) = old {
+        if let Some(old) = old {
             sent = sent.and(store.delete(&key(prefix, old, rank)));
         }
         if sent.is_err() {
@@ -503,6 +509,10 @@ fn lock(file: &File) -> io::Result<()> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
+            // Not every file system of several machines has locks.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                return Ok(());
+            }
             Err(TryLockError::Error(error)) => return Err(error),
             Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(50));

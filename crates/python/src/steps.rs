@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::page::Phase;
 use paceline_usage::spans::Kind;
 
-/// Waits of a step that are kept one by one; later ones count as none.
-const WAITS_MAX: usize = 4096;
+/// Spans and waits of a step that are kept one by one; later ones are left out. A program without an optimizer has a step that never ends.
+const SPANS_MAX: usize = 4096;
 
 /// The step that runs.
 #[derive(Debug)]
@@ -67,10 +67,10 @@ impl Steps {
             self.began = now;
         }
         match was {
-            Phase::DataLoader => self.spans.push((Kind::Data, since, now)),
-            Phase::Forward => self.spans.push((Kind::Forward, since, now)),
+            Phase::DataLoader => self.note(Kind::Data, since, now),
+            Phase::Forward => self.note(Kind::Forward, since, now),
             Phase::Backward => {
-                self.spans.push((Kind::Backward, since, now));
+                self.note(Kind::Backward, since, now);
                 self.backward_end = Some(now);
                 self.wait_for_the_last(since, now);
             }
@@ -100,8 +100,14 @@ impl Steps {
     /// The program has waited for an operation.
     pub(crate) fn waited(&mut self, since: Instant, now: Instant) {
         self.landed(now);
-        if self.waits.len() < WAITS_MAX {
+        if self.waits.len() < SPANS_MAX {
             self.waits.push((since, now));
+        }
+    }
+
+    fn note(&mut self, kind: Kind, since: Instant, now: Instant) {
+        if self.spans.len() < SPANS_MAX {
+            self.spans.push((kind, since, now));
         }
     }
 
