@@ -118,6 +118,7 @@ impl Recorder {
             group,
             lines,
             store: None,
+            is_cut_off: false,
             pending: VecDeque::new(),
             left: VecDeque::new(),
         };
@@ -185,16 +186,12 @@ struct Writer {
     group: ProcessGroup,
     /// On rank 0.
     lines: Option<Lines>,
-    store: Option<Reached>,
+    store: Option<(Client, String)>,
+    /// A launcher or rank that has gone takes the store with it, and where there is none are no other ranks: no more notes of theirs then.
+    is_cut_off: bool,
     pending: VecDeque<Gathered>,
     /// Steps whose notes this rank has left in the store.
     left: VecDeque<u64>,
-}
-
-/// The connection to the store, or nothing where there is none.
-enum Reached {
-    Yes(Client, String),
-    No,
 }
 
 /// The notes of a step on rank 0.
@@ -287,21 +284,16 @@ impl Writer {
         notes.done(step.step, self.group.env().node_rank, monotonic_ns())
     }
 
+    /// The connection to the store, and the prefix of the group's keys.
     fn store(&mut self) -> Option<(&Client, &str)> {
-        let group = &self.group;
-        let reached = self.store.get_or_insert_with(|| {
-            // A launcher or rank that has gone takes the store with it; then there are no notes of other ranks.
-            match group.store(STORE_TIMEOUT) {
-                Ok(Some((client, prefix))) => {
-                    Reached::Yes(client.with_answer_timeout(STORE_TIMEOUT), prefix)
-                }
-                Ok(None) | Err(_) => Reached::No,
-            }
-        });
-        match reached {
-            Reached::Yes(client, prefix) => Some((client, prefix)),
-            Reached::No => None,
+        if self.store.is_none() && !self.is_cut_off {
+            let reached = self.group.store(STORE_TIMEOUT).ok().flatten();
+            self.is_cut_off = reached.is_none();
+            self.store =
+                reached.map(|(client, prefix)| (client.with_answer_timeout(STORE_TIMEOUT), prefix));
         }
+        let (client, prefix) = self.store.as_ref().filter(|_| !self.is_cut_off)?;
+        Some((client, prefix))
     }
 
     /// Leaves this rank's notes for rank 0. The store is not filled if that does not take them.
@@ -321,7 +313,7 @@ impl Writer {
             sent = sent.and(store.delete(&key(prefix, old, rank)));
         }
         if sent.is_err() {
-            self.store = Some(Reached::No);
+            self.is_cut_off = true;
         }
     }
 
@@ -339,7 +331,7 @@ impl Writer {
             }
             let is_whole = gathered.ranks.iter().all(Option::is_some);
             let is_over = end.is_some() || gathered.since.elapsed() >= GATHER_TIMEOUT;
-            if is_whole || is_over || matches!(self.store, Some(Reached::No)) {
+            if is_whole || is_over || self.is_cut_off {
                 self.write(gathered);
             } else {
                 self.pending.push_back(gathered);
@@ -365,11 +357,7 @@ impl Writer {
     }
 
     fn write(&mut self, gathered: Gathered) {
-        let ranks: Vec<Vec<Spans>> = gathered
-            .ranks
-            .into_iter()
-            .map(|spans| Vec::from_iter(spans))
-            .collect();
+        let ranks: Vec<Vec<Spans>> = gathered.ranks.into_iter().map(Vec::from_iter).collect();
         if let Some(lines) = &mut self.lines {
             for mut record in records(&ranks) {
                 record.step += lines.before;
