@@ -61,6 +61,7 @@ def _load():
         "forget": (status, handle),
         "set_timeout": (status, handle, ctypes.c_uint64),
         "set_phase": (status, handle, ctypes.c_uint32, ctypes.c_uint64),
+        "record": (status, handle, text, size, ctypes.c_uint64),
         "declare": (status, handle, ctypes.c_uint32),
         "outlook": (status, handle, ctypes.POINTER(ctypes.c_uint32)),
         "wait_while_held": (status, handle),
@@ -141,6 +142,11 @@ def next_finished():
 
 def set_timeout(group, timeout_ms):
     check(_library.paceline_set_timeout(group, timeout_ms))
+
+
+def record(group, folder, steps):
+    folder = os.fsencode(folder)
+    check(_library.paceline_record(group, folder, len(folder), steps))
 
 
 def declare(group, word):

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from forked import free_port, main, raises
+from forked import free_port, main, raises, ranks
 from torch import nn
 
 from paceline import _library as library
@@ -283,6 +283,18 @@ def a_replacement_with_other_settings_is_refused():
     assert "ranks differ in seed: rank 0 has 3, rank 1 has 4" in err, err
 
 
+def a_state_that_no_memory_holds_is_refused():
+    def take():
+        live = Live(dist.group.WORLD, {}, None, None, None)
+        for size in (1 << 60, -1):
+            if dist.get_rank() == 0:
+                dist.send(torch.tensor([size, 0]), 1)
+            else:
+                raises(RuntimeError, lambda: live._receive(0), f"rank 0 sends a state of {size} bytes")
+
+    ranks(2, take)
+
+
 def replacements_go_on_with_the_state_of_the_others():
     out, err = goes_on(3, "0@1:in4 1@3:forward +1@joined:now waits", 3, "--max-restarts", "9")
     assert out.count("joined before step") == 3, (out, err)
@@ -302,6 +314,7 @@ if __name__ == "__main__":
             a_rank_that_is_stopped_is_given_up_after_the_timeout_of_the_group,
             a_rank_that_is_behind_completes_the_step_with_what_it_has,
             a_rank_may_be_lost_in_an_evaluation,
+            a_state_that_no_memory_holds_is_refused,
             replacements_go_on_with_the_state_of_the_others,
             a_replacement_with_other_settings_is_refused,
             what_cannot_recover_is_refused,

@@ -100,6 +100,7 @@ fn run_has_defaults() {
     let expect = RunArgs {
         stdin: Some(0),
         processes: Processes::Count(1),
+        run_dir: None,
         log_dir: None,
         logs: LogOptions {
             fold: true,
@@ -185,6 +186,12 @@ fn run_takes_torchruns_options_for_several_nodes() {
 fn run_takes_torchruns_list_of_signals() {
     let args = run("run --signals_to_handle=SIGTERM,SIGUSR2 prog");
     assert_eq!(args.signals.to_string(), "SIGUSR2,SIGTERM");
+}
+
+#[test]
+fn run_takes_a_run_directory() {
+    let dir = run("run --run-dir runs/a prog").run_dir;
+    assert_eq!(dir, Some(PathBuf::from("runs/a")));
 }
 
 #[test]

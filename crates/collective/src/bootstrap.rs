@@ -18,6 +18,7 @@ use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::page::{Activity, Generation, JobPage, Phase};
 use paceline_rendezvous::store::{self, Client, NOTICE_AFTER, Store as _, StoreError};
+use parking_lot::Mutex;
 
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shared_slot};
@@ -82,7 +83,7 @@ pub(crate) fn connect(
             forming.await_notices();
         }
     })?;
-    Ok(forming.done(wiring, server.map(Arc::new)))
+    Ok(forming.done(wiring, server.map(Arc::new)).0)
 }
 
 /// Connects a sub-group of two or more through the store in which its parent formed; `env` has its numbers, and the
@@ -91,14 +92,16 @@ pub(crate) fn connect_child(
     env: &WorkerEnv,
     options: &GroupOptions,
     subgroup: &Subgroup<'_>,
-    (server, address): (Option<Arc<store::Server>>, &str),
+    (server, address, spare): (Option<Arc<store::Server>>, &str, &Mutex<Option<Client>>),
     prefix: String,
     formation: &Formation,
 ) -> Result<Wiring, Error> {
     formation.enter(REACH_STORE);
     let started = Instant::now();
-    let reached = Client::connect_as(address, &env.token, env.tls, options.timeout);
-    let client = reached.map_err(|source| unreached(env, source))?;
+    let left = spare.lock().take();
+    let connect = || Client::connect_as(address, &env.token, env.tls, options.timeout);
+    let client = left.map_or_else(connect, Ok);
+    let client = client.map_err(|source| unreached(env, source))?;
     let page = subgroup.parent.page().clone();
     let forming = Forming {
         prefix,
@@ -106,7 +109,9 @@ pub(crate) fn connect_child(
         ..Forming::new(env, options, client, page, started, formation)
     };
     let wiring = forming.connect()?;
-    Ok(forming.done(wiring, server))
+    let (wiring, client) = forming.done(wiring, server);
+    *spare.lock() = Some(client);
+    Ok(wiring)
 }
 
 /// A generation after the first, as one of its ranks forms it.
@@ -179,7 +184,7 @@ pub(crate) fn connect_next(
         ..Forming::new(env, options, client, page, started, formation)
     };
     let wiring = forming.connect()?;
-    Ok(forming.done(wiring, None))
+    Ok(forming.done(wiring, None).0)
 }
 
 fn unreached(env: &WorkerEnv, source: StoreError) -> Error {
@@ -259,14 +264,15 @@ impl<'a> Forming<'a> {
         Ok(self)
     }
 
-    /// With where the group's ranks meet again.
-    fn done(self, wiring: Wiring, server: Option<Arc<store::Server>>) -> Wiring {
+    /// With where the group's ranks meet again, and the connection to the store.
+    fn done(self, wiring: Wiring, server: Option<Arc<store::Server>>) -> (Wiring, Client) {
         let origin = Some(Origin::Store {
             server,
             address: self.client.server().to_owned(),
             prefix: self.prefix,
+            spare: Arc::default(),
         });
-        Wiring { origin, ..wiring }
+        (Wiring { origin, ..wiring }, self.client)
     }
 
     fn connect(&self) -> Result<Wiring, Error> {
@@ -307,10 +313,7 @@ impl<'a> Forming<'a> {
             world: self.env.world,
             transport: wish.name().into(),
             host: self.host(),
-            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-                .unwrap_or_default()
-                .trim()
-                .into(),
+            boot: boot_id().into(),
             pid: std::process::id(),
             net: namespace("net"),
             pids: namespace("pid"),
@@ -645,6 +648,15 @@ impl<'a> Forming<'a> {
         let wanted = self.options.transport.name();
         Error::Transport { wanted, reason }
     }
+}
+
+/// Tells one start of a machine from another.
+fn boot_id() -> &'static str {
+    static ID: OnceLock<String> = OnceLock::new();
+    ID.get_or_init(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        id.unwrap_or_default().trim().to_owned()
+    })
 }
 
 /// FNV-1a: the same number in every build, which the standard library's hashers do not promise.

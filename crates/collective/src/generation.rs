@@ -247,6 +247,7 @@ impl ProcessGroup {
                 server: None,
                 address,
                 prefix: bootstrap::keys(&env),
+                spare: Arc::default(),
             }),
             ..Wiring::alone(status, &options)
         };

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{self, JobPage, Phase, Slot};
+use paceline_rendezvous::store::{Client, StoreError};
 use parking_lot::Mutex;
 
 use crate::buffer::Buffer;
@@ -365,6 +366,22 @@ impl ProcessGroup {
     /// *Blocks*: no. Lets a rank that computes for long notice that the others are gone.
     pub fn health(&self) -> Result<(), Error> {
         self.0.status.health()
+    }
+
+    /// A new connection to the store in which the group formed, for what ranks tell each other beside their operations, and the prefix of the
+    /// group's keys in it. None in a world of one, and where ranks are threads.
+    ///
+    /// *Blocks*: at most for `timeout`.
+    pub fn store(&self, timeout: Duration) -> Result<Option<(Client, String)>, StoreError> {
+        let Some(Origin::Store {
+            address, prefix, ..
+        }) = &self.0.origin
+        else {
+            return Ok(None);
+        };
+        let env = self.env();
+        let client = Client::connect_as(address, &env.token, env.tls, timeout)?;
+        Ok(Some((client, prefix.clone())))
     }
 
     /// What this rank's flight recorder holds: the last operations of all its groups. For reports on demand; on a

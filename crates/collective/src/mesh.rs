@@ -37,6 +37,8 @@ const DOOR_MAX: usize = 64;
 const DOOR_REST: Duration = Duration::from_millis(50);
 /// Longest wait between two looks at whether the deadline is over or dialing has failed.
 const SLICE: Duration = Duration::from_millis(20);
+/// The same while somebody is at the door.
+const TURN: Duration = Duration::from_millis(1);
 /// Pause before a peer that could not be reached is dialed again.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -280,15 +282,25 @@ impl Mesh<'_> {
             if Instant::now() >= self.deadline {
                 return Err(Failure::Missing(missing, visits.detail()));
             }
-            if visits.at_the_door.iter().flatten().count() >= DOOR_MAX {
+            if visits.open() >= DOOR_MAX {
                 if let Ok((visit, arrival)) = arrivals.recv_timeout(SLICE) {
                     visits.enter(visit, arrival);
                 }
                 continue;
             }
             // Two things are waited for, the listener and the threads at the door; while there are any, in short turns.
-            let busy = visits.at_the_door.iter().any(Option::is_some);
-            let slice = if busy { SLICE / 20 } else { SLICE };
+            let slice = match visits.open() {
+                0 => SLICE,
+                open if open < visits.missing_lanes(self.rank, self.lanes) => TURN,
+                // All that are missing may be at the door. If strangers are among them, others wait in the listener's queue.
+                _ => {
+                    if let Ok((visit, arrival)) = arrivals.recv_timeout(TURN) {
+                        visits.enter(visit, arrival);
+                        continue;
+                    }
+                    Duration::ZERO
+                }
+            };
             match wait_for(listener.as_fd(), PollFlags::IN, Instant::now() + slice) {
                 Ok(false) => continue,
                 Ok(true) => {}

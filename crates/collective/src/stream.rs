@@ -22,6 +22,8 @@ mod wire;
 use std::io;
 use std::time::Instant;
 
+use paceline_rendezvous::env::own_cores;
+
 use self::board::{Board, Item};
 pub(crate) use self::cut::LANES_MAX;
 use self::drive::Drive;
@@ -129,7 +131,7 @@ impl Streams {
                 format!("a peer needs 1 to {LANES_MAX} connections, as many as all others"),
             ));
         }
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let cores = own_cores();
         let peer = |lanes: Vec<Lane>| (!lanes.is_empty()).then(|| Peer::new(lanes));
         let peers: Vec<_> = peers.into_iter().map(peer).collect();
         let lane = |peer: &Peer| peer.lanes[0].wire.fd().is_none();

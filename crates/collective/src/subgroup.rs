@@ -154,9 +154,10 @@ impl ProcessGroup {
                 server,
                 address,
                 prefix,
+                spare,
             }) => {
                 let prefix = format!("{prefix}/{place}");
-                let store = (server.clone(), address.as_str());
+                let store = (server.clone(), address.as_str(), &**spare);
                 let formation = Formation::new();
                 bootstrap::connect_child(&env, options, &subgroup, store, prefix, &formation)
                     .inspect_err(|error| {

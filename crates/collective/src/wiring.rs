@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_rendezvous::page::Revocation;
-use paceline_rendezvous::store::Server;
+use paceline_rendezvous::store::{Client, Server};
 use parking_lot::{Condvar, Mutex};
 
 use crate::engine::Engine;
@@ -57,6 +57,8 @@ pub(crate) enum Origin {
         address: String,
         /// Prefix of the group's keys.
         prefix: String,
+        /// A connection to it that the last sub-group has left.
+        spare: Arc<Mutex<Option<Client>>>,
     },
     /// This process.
     Hub(Arc<Hub>),

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_rendezvous::page::Phase;
 use parking_lot::Mutex;
@@ -15,6 +15,7 @@ use crate::call::{Asked, Call};
 use crate::failure::{Failure, panic_text};
 use crate::group::Group;
 use crate::handles::tables;
+use crate::recorder::{End, Recorder};
 use crate::settings::Settings;
 use crate::track;
 
@@ -216,7 +217,12 @@ pub unsafe extern "C" fn paceline_submit(group: u64, call: *const Call, work: *m
 pub unsafe extern "C" fn paceline_wait(work: u64, timeout_ms: i64, source: *mut i64) -> i32 {
     status(|| {
         let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        match tables().works.get(work)?.wait(limit) {
+        let (work, since) = (tables().works.get(work)?, Instant::now());
+        let outcome = work.wait(limit);
+        if limit != Some(Duration::ZERO) {
+            tables().record(|recorder| recorder.waited(since));
+        }
+        match outcome {
             None => Ok(PENDING),
             Some(outcome) => {
                 // SAFETY: the caller's contract.
@@ -302,7 +308,44 @@ pub extern "C" fn paceline_set_phase(group: u64, phase: u32, step: u64) -> i32 {
                 ));
             }
         };
-        tables().groups.get(group)?.set_phase(phase, step);
+        let number = group;
+        let group = tables().groups.get(number)?;
+        group.set_phase(phase, step);
+        tables().record(|recorder| {
+            if recorder.group == number {
+                recorder.enter(phase, step);
+            }
+        });
+        Ok(OK)
+    })
+}
+
+/// Records in the run directory `folder` what this process does in a group of all ranks, after `steps` steps; rank 0 writes it. Follows the
+/// group that was recorded before.
+///
+/// *Blocks*: for some seconds where another process writes there.
+///
+/// # Safety
+///
+/// `folder` has `len` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn paceline_record(
+    group: u64,
+    folder: *const u8,
+    len: usize,
+    steps: u64,
+) -> i32 {
+    status(|| {
+        // SAFETY: the caller's contract.
+        let folder = text(unsafe { bytes(folder, len) })?;
+        let processes = tables().groups.get(group)?.processes().clone();
+        let last = tables().recorder.write().take();
+        let ranks_before = last.as_ref().map(|last| last.world);
+        if let Some(last) = last {
+            last.end(End::CutOff);
+        }
+        let recorder = Recorder::start(group, processes, folder.as_ref(), steps, ranks_before)?;
+        *tables().recorder.write() = Some(recorder);
         Ok(OK)
     })
 }
@@ -333,7 +376,15 @@ pub unsafe extern "C" fn paceline_close(group: u64, why: *const u8, len: usize) 
     status(|| {
         // SAFETY: the caller's contract.
         let why = text(unsafe { bytes(why, len) })?;
-        let group = tables().groups.remove(group)?;
+        let number = group;
+        let group = tables().groups.remove(number)?;
+        let mut recorder = tables().recorder.write();
+        let ended = recorder.take_if(|recorder| recorder.group == number);
+        drop(recorder);
+        if let Some(ended) = ended {
+            let is_left = why.is_empty() && group.processes().health().is_ok();
+            ended.end(if is_left { End::Left } else { End::CutOff });
+        }
         group.close(Some(why).filter(|why| !why.is_empty()));
         Ok(OK)
     })

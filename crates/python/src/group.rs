@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 
 use crate::call::{Asked, Kind};
 use crate::failure::{Failure, panic_text};
+use crate::handles::tables;
+use crate::recorder::Recorder;
 use crate::work::{Outcome, Work};
 use crate::worker::Worker;
 
@@ -101,6 +103,13 @@ impl Group {
 
     /// Does a call and returns when it is over.
     pub(crate) fn run(&self, asked: Asked) -> Outcome {
+        let since = Instant::now();
+        let outcome = self.run_unrecorded(asked);
+        tables().record(|recorder| recorder.waited(since));
+        outcome
+    }
+
+    fn run_unrecorded(&self, asked: Asked) -> Outcome {
         if !matches!(asked.kind, Kind::Send | Kind::Recv) {
             let execute = || self.execute(&asked);
             if let Some(outcome) = self.calls.run_if_idle(execute) {
@@ -142,8 +151,11 @@ impl Group {
                 let timeout = self.timeout(&asked);
                 let execute = move |group: &ProcessGroup| {
                     set_timeout(group, timeout);
-                    asked.execute(group).map(|()| None)
+                    let outcome = asked.execute(group).map(|()| None);
+                    tables().record(Recorder::landed);
+                    outcome
                 };
+                tables().record(Recorder::handed_over);
                 self.queue(&self.calls, kind, Box::new(execute))
             }
         }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use paceline_rendezvous::store::Server;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::failure::Failure;
 use crate::group::Group;
+use crate::recorder::Recorder;
 use crate::track::Tracked;
 use crate::work::{Finished, Work};
 
@@ -25,6 +26,7 @@ pub(crate) struct Tables {
     pub(crate) servers: Table<Mutex<Option<Server>>>,
     pub(crate) finished: Finished,
     pub(crate) tracked: Mutex<Option<Tracked>>,
+    pub(crate) recorder: RwLock<Option<Recorder>>,
 }
 
 /// The tables of this process. A forked child begins with empty ones: a lock of the parent's may be held by a thread that the child lacks.
@@ -47,6 +49,7 @@ pub(crate) fn tables() -> &'static Tables {
             servers: Table::new("server"),
             finished: Finished::default(),
             tracked: Mutex::default(),
+            recorder: RwLock::default(),
         }));
         let set = CURRENT.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire);
         if set.is_err() {
@@ -57,6 +60,13 @@ pub(crate) fn tables() -> &'static Tables {
 }
 
 impl Tables {
+    /// Tells the recorder, if there is one.
+    pub(crate) fn record(&self, tell: impl FnOnce(&Recorder)) {
+        if let Some(recorder) = &*self.recorder.read() {
+            tell(recorder);
+        }
+    }
+
     /// A number that no other thing of this process or its relatives has.
     pub(crate) fn number(&self) -> u64 {
         let count = self.last.fetch_add(1, Ordering::Relaxed) + 1;

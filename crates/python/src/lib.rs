@@ -24,6 +24,11 @@
 //! [`paceline_track`] tracks what the process uses, as `paceline run` does for ranks, without a group. There is one tracker in a process at a
 //! time, so it has no number.
 //!
+//! # Runs
+//!
+//! [`paceline_record`] notes what the process does in each step, as [`paceline_set_phase`] and its calls tell it, and rank 0 writes that in a run
+//! directory, for `paceline watch` and `paceline report`.
+//!
 //! # Failures
 //!
 //! Functions return [`OK`], [`PENDING`] or [`FAILED`]. After a failure, [`paceline_text`] is a report in JSON ([`Failure`]). A panic is a
@@ -35,17 +40,19 @@ mod failure;
 mod group;
 mod handles;
 mod memory;
+mod recorder;
 mod recovery;
 mod settings;
+mod steps;
 mod track;
 mod work;
 mod worker;
 
 pub use self::abi::{
     FAILED, OK, PENDING, paceline_abort, paceline_close, paceline_forget, paceline_host,
-    paceline_join, paceline_next_finished, paceline_notify, paceline_run, paceline_set_phase,
-    paceline_set_timeout, paceline_subgroup, paceline_submit, paceline_text, paceline_track,
-    paceline_track_end, paceline_tracked, paceline_version, paceline_wait,
+    paceline_join, paceline_next_finished, paceline_notify, paceline_record, paceline_run,
+    paceline_set_phase, paceline_set_timeout, paceline_subgroup, paceline_submit, paceline_text,
+    paceline_track, paceline_track_end, paceline_tracked, paceline_version, paceline_wait,
 };
 pub use self::call::{Call, Kind};
 pub use self::failure::Failure;

@@ -278,3 +278,14 @@ fn ranks_of_torch_that_are_killed_cost_no_bits() {
     }
     run_cases("live.py");
 }
+
+#[test]
+fn steps_and_buckets_of_torch_are_recorded_in_a_run_directory() {
+    if !launcher().exists() {
+        paceline_testing::skipped(
+            "there is no program paceline-launcher yet; `cargo test --workspace` builds it",
+        );
+        return;
+    }
+    run_cases("recorded.py");
+}

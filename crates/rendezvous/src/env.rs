@@ -17,6 +17,7 @@ mod variables;
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use self::source::Source;
@@ -234,8 +235,7 @@ impl WorkerEnv {
     /// Cores of all ranks of this machine together: the launcher's number, else the cores that this process may use, assuming
     /// that its neighbours have the same ones.
     pub fn cores(&self) -> usize {
-        let own = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.local_cores.unwrap_or_else(own)
+        self.local_cores.unwrap_or_else(own_cores)
     }
 
     /// The values that do not depend on the job's shape, for a job of one rank.
@@ -287,6 +287,12 @@ impl WorkerEnv {
             flight_records: vars.number(names::PACELINE_FLIGHT_RECORDS, FLIGHT_RECORDS_MAX)?,
         })
     }
+}
+
+/// Cores that this process may use. Asked once: to learn what a container allows takes some ten files, and each group of ranks wants to know.
+pub fn own_cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
 }
 
 /// Whether an environment says that this process is one of a job's ranks: by torchrun's `RANK` or `WORLD_SIZE`, or as one

@@ -94,6 +94,11 @@ pub fn charts<'a>(runs: &[&'a Seen], lang: Lang) -> Vec<Chart<'a>> {
             of(&|run| Some(&run.rate), false),
         ),
         chart(
+            both(words::STEP_TIME, words::STEP_TIME_SHORT),
+            Scale::FromZero,
+            of(&|run| Some(&run.step_time), false),
+        ),
+        chart(
             both(words::WAITED, words::WAITS),
             Scale::FromZero,
             of(&|run| Some(&run.waited), false),

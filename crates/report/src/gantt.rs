@@ -7,6 +7,7 @@ use paceline_words::{Lang, Word};
 use serde::Deserialize;
 
 use crate::chart::{Axis, Scale, number};
+use crate::page::table;
 use crate::words;
 
 /// Most rows: of more ranks, the half that worked longest and the half that worked least are drawn.
@@ -17,6 +18,12 @@ const LEFT: f64 = 72.0;
 const RIGHT: f64 = 12.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 18.0;
+/// Of operations between ranks, below the bar.
+const STRIP: f64 = 6.0;
+/// The colour of an operation once all ranks have come; before, it is that of a wait.
+const MOVING_COLOR: usize = 4;
+/// Most operations that are listed.
+const BUCKETS_MAX: usize = 16;
 const BOTTOM: f64 = 42.0;
 
 /// What a rank does, with its word and the number of its colour.
@@ -61,6 +68,22 @@ type Span = (Kind, f64, f64);
 pub struct Spans {
     pub(crate) step: u64,
     ranks: Vec<Vec<Span>>,
+    /// For each rank, what it had on its way between ranks.
+    #[serde(default)]
+    buckets: Vec<Vec<Bucket>>,
+}
+
+/// An operation between ranks: bytes, and the seconds of its start, of the last rank's coming and of its end.
+type Bucket = (u64, f64, f64, f64);
+
+/// What a rank had on its way, in seconds.
+struct Communication {
+    /// In which some operation was on its way.
+    total: f64,
+    /// In which one was, and not all ranks had come to it.
+    late: f64,
+    /// In which the rank computed meanwhile.
+    hidden: f64,
 }
 
 impl Spans {
@@ -68,7 +91,12 @@ impl Spans {
     pub(crate) fn is_sound(&self) -> bool {
         let is_sound = |(_, start, end): &Span| 0.0 <= *start && start <= end && end.is_finite();
         let mut spans = self.ranks.iter().flatten().peekable();
-        spans.peek().is_some() && spans.all(is_sound)
+        let buckets = self.buckets.iter().flatten();
+        let mut buckets = buckets.map(|(_, start, ready, end)| [*start, *ready, *end]);
+        spans.peek().is_some()
+            && spans.all(is_sound)
+            && self.buckets.len() <= self.ranks.len()
+            && buckets.all(|times| times.is_sorted() && times[0] >= 0.0 && times[2].is_finite())
     }
 
     /// Whether nothing follows the optimizer in it.
@@ -92,6 +120,73 @@ impl Spans {
         ranks
             .filter_map(|(rank, spans)| Some((rank, worked(spans)?)))
             .collect()
+    }
+
+    /// Steps done with this one.
+    #[must_use]
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// What the operations between ranks took, on average over the ranks, in a sentence; none where they are not known.
+    #[must_use]
+    pub fn communication(&self, lang: Lang) -> Option<String> {
+        let first = self.buckets.iter().find(|buckets| !buckets.is_empty())?;
+        let bytes: u64 = first.iter().map(|(bytes, ..)| bytes).sum();
+        let ranks = self.ranks.iter().zip(&self.buckets);
+        let ranks: Vec<Communication> = ranks
+            .filter(|(_, buckets)| !buckets.is_empty())
+            .map(|(spans, buckets)| communicated(spans, buckets))
+            .collect();
+        let mean = |of: &dyn Fn(&Communication) -> f64| {
+            ranks.iter().map(of).sum::<f64>() / ranks.len() as f64
+        };
+        let total = mean(&|rank| rank.total);
+        let hidden = mean(&|rank| rank.hidden) / total.max(f64::MIN_POSITIVE) * 100.0;
+        let values = [
+            &*thousands(first.len() as u64),
+            &*megabytes(bytes),
+            &*milliseconds(total),
+            &*milliseconds(mean(&|rank| rank.late)),
+            &*format!("{hidden:.0}"),
+        ];
+        Some(words::COMMUNICATED.filled(lang, &values))
+    }
+
+    /// The operations one by one, with means over the ranks, as a table of a page.
+    fn buckets(&self, lang: Lang) -> String {
+        let most = self.buckets.iter().map(Vec::len).max().unwrap_or(0);
+        if most == 0 {
+            return String::new();
+        }
+        let row = |place: usize| {
+            let of_ranks = self.buckets.iter().filter_map(|buckets| buckets.get(place));
+            let of_ranks: Vec<&Bucket> = of_ranks.collect();
+            let mean = |of: &dyn Fn(&Bucket) -> f64| {
+                let sum: f64 = of_ranks.iter().map(|bucket| of(bucket)).sum();
+                milliseconds(sum / of_ranks.len() as f64)
+            };
+            vec![
+                (place + 1).to_string(),
+                of_ranks
+                    .first()
+                    .map_or(String::new(), |(bytes, ..)| megabytes(*bytes)),
+                mean(&|(_, start, _, end)| end - start),
+                mean(&|(_, start, ready, _)| ready - start),
+            ]
+        };
+        let mut rows: Vec<Vec<String>> = (0..most.min(BUCKETS_MAX)).map(row).collect();
+        if most > BUCKETS_MAX {
+            let more = (most - BUCKETS_MAX).to_string();
+            rows.push(vec![words::BUCKETS_LEFT_OUT.filled(lang, &[&more])]);
+        }
+        let head = [
+            words::BUCKET,
+            words::BUCKET_SIZE,
+            words::BUCKET_TIME,
+            words::BUCKET_LATE,
+        ];
+        table(&head.map(|word| word.of(lang)), &rows)
     }
 
     /// The ranks that are drawn, in order.
@@ -118,13 +213,51 @@ impl Spans {
     }
 }
 
+fn communicated(spans: &[Span], buckets: &[Bucket]) -> Communication {
+    let moving = merged(buckets.iter().map(|(_, start, _, end)| (*start, *end)));
+    let late = merged(buckets.iter().map(|(_, start, ready, _)| (*start, *ready)));
+    let waits = spans.iter().filter(|(kind, ..)| *kind == Kind::Wait);
+    let waits = merged(waits.map(|(_, start, end)| (*start, *end)));
+    let seconds = |of: &[(f64, f64)]| -> f64 { of.iter().map(|(start, end)| end - start).sum() };
+    let both = moving.iter().flat_map(|(start, end)| {
+        let shared = waits
+            .iter()
+            .map(|(from, to)| to.min(*end) - from.max(*start));
+        shared.filter(|seconds| *seconds > 0.0)
+    });
+    let total = seconds(&moving);
+    Communication {
+        total,
+        late: seconds(&late),
+        hidden: total - both.sum::<f64>(),
+    }
+}
+
+/// Stretches of time in order, without those that others cover.
+fn merged(stretches: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
+    let mut sorted: Vec<(f64, f64)> = stretches.collect();
+    sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let mut merged: Vec<(f64, f64)> = Vec::new();
+    for (start, end) in sorted {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
 /// The chart as a figure of a page.
 pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
     let title = words::STEP_OF_RANKS.filled(lang, &[&thousands(spans.step)]);
     let drawn = |kind: Kind| spans.ranks.iter().flatten().any(|span| span.0 == kind);
     let keys = KINDS.iter().filter(|(kind, ..)| drawn(*kind));
+    let keys = keys.map(|(_, word, color)| (*word, *color));
+    let has_buckets = spans.buckets.iter().any(|buckets| !buckets.is_empty());
+    let moving = has_buckets.then_some((words::COMMUNICATION, MOVING_COLOR));
     let keys: String = keys
-        .map(|(_, word, color)| {
+        .chain(moving)
+        .map(|(word, color)| {
             let word = word.of(lang);
             format!("<span><span class=\"key c{color}\"></span>{word}</span> ")
         })
@@ -136,16 +269,21 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
         let values = [&*rank.to_string(), &*times[0], &*times[1]];
         notes.push(words::SLOWEST_RANK.filled(lang, &values));
     }
+    notes.extend(spans.communication(lang));
     let ranks = spans.ranks.iter().filter(|spans| !spans.is_empty()).count();
     if ranks > ROWS_MAX {
         let half = (ROWS_MAX / 2).to_string();
         notes.push(words::ROWS_LEFT_OUT.filled(lang, &[&ranks.to_string(), &half, &half]));
     }
     let svg = draw(spans, slowest.map(|(rank, ..)| rank), &title, lang);
-    let notes = notes.join(" ");
+    let (notes, buckets) = (notes.join(" "), spans.buckets(lang));
     format!(
-        "<figure><figcaption>{title}</figcaption><p class=\"keys\">{keys}</p>{svg}<p>{notes}</p></figure>\n"
+        "<figure><figcaption>{title}</figcaption><p class=\"keys\">{keys}</p>{svg}<p>{notes}</p>{buckets}</figure>\n"
     )
+}
+
+fn megabytes(bytes: u64) -> String {
+    number((bytes as f64 / 1e4).round() / 1e2)
 }
 
 fn milliseconds(seconds: f64) -> String {
@@ -156,9 +294,12 @@ fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> Strin
     let rows = spans.rows();
     let of_rows = || rows.iter().flat_map(|rank| &spans.ranks[*rank]);
     let last = of_rows().map(|(.., end)| *end).fold(0.0, f64::max);
+    let buckets_of = |rank: usize| spans.buckets.get(rank).map_or(&[][..], Vec::as_slice);
+    let has_buckets = rows.iter().any(|rank| !buckets_of(*rank).is_empty());
+    let row_height = ROW + if has_buckets { STRIP } else { 0.0 };
     let times = Axis::over(0.0, last * 1e3, Scale::FromZero);
     let x = |seconds: f64| LEFT + times.at(seconds * 1e3) * (WIDTH - LEFT - RIGHT);
-    let floor = ROW * rows.len() as f64;
+    let floor = row_height * rows.len() as f64;
     let height = floor + BOTTOM;
     let mut svg =
         format!(r#"<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">"#);
@@ -178,7 +319,7 @@ fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> Strin
         height - 3.0
     );
     for (row, rank) in rows.iter().enumerate() {
-        let top = ROW * row as f64 + (ROW - BAR) / 2.0;
+        let top = row_height * row as f64 + (ROW - BAR) / 2.0;
         let class = match slowest == Some(*rank) {
             true => r#" class="slowest""#,
             false => "",
@@ -204,6 +345,24 @@ fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> Strin
                 word.of(lang),
                 milliseconds(end - start)
             );
+        }
+        for (bytes, start, ready, end) in buckets_of(*rank) {
+            let parts = [
+                (words::WAITS, 1, *start, *ready),
+                (words::COMMUNICATION, MOVING_COLOR, *ready, *end),
+            ];
+            for (word, color, from, to) in parts {
+                let (left, right) = (x(from), x(to.min(last)));
+                let _ = write!(
+                    svg,
+                    r#"<rect class="span c{color}" x="{left:.1}" y="{}" width="{:.1}" height="{STRIP}"><title>{} MB: {} {} ms</title></rect>"#,
+                    top + BAR + 1.0,
+                    (right - left).max(0.0),
+                    megabytes(*bytes),
+                    word.of(lang),
+                    milliseconds(to - from)
+                );
+            }
         }
     }
     svg + "</svg>"
@@ -260,6 +419,46 @@ mod tests {
         let html = figure(&spans, Lang::En);
         assert_eq!(html.matches("<rect").count(), ROWS_MAX);
         assert!(html.contains("Of 100 ranks"), "{html}");
+    }
+
+    #[test]
+    fn operations_between_ranks_are_drawn_listed_and_summed_up() {
+        let line = serde_json::json!({
+            "kind": "spans", "step": 7,
+            "ranks": [
+                [["backward", 0.0, 0.010], ["wait", 0.006, 0.010], ["optimizer", 0.010, 0.011]],
+                [["backward", 0.0, 0.010], ["wait", 0.008, 0.010], ["optimizer", 0.010, 0.011]],
+            ],
+            "buckets": [
+                [[2_000_000, 0.001, 0.003, 0.005], [1_500_000, 0.005, 0.005, 0.009]],
+                [[2_000_000, 0.003, 0.003, 0.005], [1_500_000, 0.005, 0.005, 0.009]],
+            ],
+        });
+        let read = |line: &serde_json::Value| serde_json::from_value::<Spans>(line.clone());
+        let spans = read(&line).expect("spans");
+        assert!(spans.is_sound() && spans.is_plain());
+        // 8 and 6 ms on their way, of which 3 and 1 in waits.
+        let told = "Operations between ranks: 2, 3.5 MB, 7 ms, of these 1 ms until the last rank had come; 71 % of the time hidden behind computing.";
+        assert_eq!(spans.communication(Lang::En).as_deref(), Some(told));
+        let html = figure(&spans, Lang::En);
+        for part in [
+            told,
+            "</span>communication</span>",
+            "<title>2 MB: waiting 2 ms</title>",
+            "<title>1.5 MB: communication 4 ms</title>",
+            "<td>1</td><td>2</td><td>3</td><td>1</td>",
+        ] {
+            assert!(html.contains(part), "{part}: {html}");
+        }
+        for (from, to) in [
+            ("0.005,0.009", "0.005,0.001"),
+            ("[[2000000,0.001", "[[2000000,-1"),
+        ] {
+            let damaged = line.to_string().replacen(from, to, 1);
+            assert_ne!(damaged, line.to_string());
+            let damaged = serde_json::from_str::<Spans>(&damaged);
+            assert!(!damaged.is_ok_and(|spans| spans.is_sound()), "{to}");
+        }
     }
 
     #[test]

@@ -118,8 +118,10 @@ impl Page<'_> {
                 let usage = &end.usage;
                 format!("{:.1} %", share(usage.all_busy(), usage.total()) * 100.0)
             };
-            let hash = end.map_or(String::new(), |end| {
-                end.weights_sha256.chars().take(16).collect()
+            let hash = end.and_then(|end| end.weights_sha256.as_ref());
+            let hash = hash.map_or(String::new(), |hash| {
+                let begin: String = hash.chars().take(16).collect();
+                format!("<code>{}</code>", escaped(&begin))
             });
             vec![
                 format!("<span class=\"key c{color}\"></span>{}", escaped(&run.name)),
@@ -134,8 +136,9 @@ impl Page<'_> {
                 (run.seen.metric(ACCURACY).and_then(Curve::last))
                     .map_or("–".into(), |share| format!("{:.2} %", share * 100.0)),
                 clock(run.seen.time()),
-                end.map_or("–".into(), percent),
-                format!("<code>{}</code>", escaped(&hash)),
+                end.filter(|end| !end.ranks.is_empty())
+                    .map_or("–".into(), percent),
+                hash,
             ]
         };
         let rows: Vec<Vec<String>> = self.runs.iter().enumerate().map(row).collect();
@@ -143,7 +146,7 @@ impl Page<'_> {
         let hashes: Vec<_> = self
             .runs
             .iter()
-            .map(|run| run.seen.end.as_ref().map(|end| &end.weights_sha256))
+            .map(|run| run.seen.end.as_ref()?.weights_sha256.as_ref())
             .collect();
         if hashes.len() > 1 && hashes[0].is_some() && hashes.iter().all(|hash| *hash == hashes[0]) {
             let _ = writeln!(
@@ -222,7 +225,8 @@ impl Page<'_> {
 
     /// What each rank did with its time.
     fn ranks(&self, run: &Run) -> String {
-        let Some(end) = &run.seen.end else {
+        let end = run.seen.end.as_ref();
+        let Some(end) = end.filter(|end| !end.ranks.is_empty()) else {
             return String::new();
         };
         let usage = &end.usage;
@@ -366,6 +370,10 @@ impl Page<'_> {
                 .into_iter()
                 .map(|setting| setting.each_ref().map(|text| escaped(text)).to_vec());
             let rows: Vec<Vec<String>> = rows.collect();
+            // Other programs write none.
+            if rows.is_empty() {
+                return String::new();
+            }
             let title = self.word(words::SETTINGS);
             return format!("<h2>{title}</h2>\n{}", table(&head, &rows));
         }

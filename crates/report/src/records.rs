@@ -13,9 +13,11 @@ pub struct Start {
     pub step: u64,
     /// Ranks.
     pub world: u64,
-    /// Epochs of the job.
+    /// Epochs of the job; 0 where it has not said so.
+    #[serde(default)]
     pub epochs: u64,
-    /// Steps of the job.
+    /// Steps of the job; 0 where it has not said so.
+    #[serde(default)]
     pub steps: u64,
     /// The machine of its first rank; older runs say nothing of it.
     #[serde(default, deserialize_with = "lenient")]
@@ -50,14 +52,16 @@ where
     Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
-/// The end of a job.
+/// The end of a job. One that other programs have trained says only that it has come.
 #[derive(Clone, Debug, Deserialize)]
 pub struct End {
     /// Hash of the weights.
-    pub weights_sha256: String,
+    pub weights_sha256: Option<String>,
     /// When ranks computed.
+    #[serde(default = "unknown")]
     pub usage: BusyTime,
     /// What each rank has done.
+    #[serde(default)]
     pub ranks: Vec<RankEnd>,
     #[serde(default)]
     pub(crate) stragglers: Vec<Straggler>,
@@ -67,6 +71,10 @@ pub struct End {
     /// What was taken for what, of the same samples.
     #[serde(default)]
     pub(crate) confusion: Vec<Confused>,
+}
+
+fn unknown() -> BusyTime {
+    BusyTime::new(0)
 }
 
 impl End {

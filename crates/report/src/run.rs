@@ -81,6 +81,8 @@ pub struct Seen {
     pub metrics: Vec<(String, Curve)>,
     /// Predictions per second of each step, of all ranks.
     pub rate: Curve,
+    /// Milliseconds of each step, of a run that does not say how many predictions these have.
+    pub step_time: Curve,
     /// Share of a step, in percent, in which rank 0 waited for others.
     pub waited: Curve,
     /// Learning rate of each step.
@@ -260,10 +262,13 @@ impl Seen {
         };
         self.has_tokens |= record.tokens.is_some();
         let per_second = |count: Option<f64>| Some(count? / seconds?);
+        let milliseconds = seconds.map(|seconds| seconds * 1e3);
+        let has_rate = record.samples.or(record.tokens).is_some();
         let waited = || Some(record.waited_seconds? / seconds? * 100.0);
         for (curve, value) in [
             (&mut self.loss, record.loss),
             (&mut self.rate, per_second(record.tokens.or(record.samples))),
+            (&mut self.step_time, milliseconds.filter(|_| !has_rate)),
             (&mut self.waited, waited()),
             (&mut self.learning_rate, record.lr),
             (&mut self.gradient_norm, record.grad_norm),

@@ -24,6 +24,17 @@ words! {
     STEPS_OF_RANKS: "Steps, rank by rank", "랭크별 스텝";
     STEP_OF_RANKS: "What the ranks did in step {}", "스텝 {}에서 각 랭크가 한 일";
     SLOWEST_RANK: "Rank {} worked longest: {} ms, the others {} ms on average.", "랭크 {}의 작업 시간이 가장 깁니다: {} ms, 다른 랭크는 평균 {} ms.";
+    COMMUNICATED:
+        "Operations between ranks: {}, {} MB, {} ms, of these {} ms until the last rank had come; {} % of the time hidden behind computing.",
+        "랭크 간 연산 {}개, {} MB: {} ms, 그중 마지막 랭크 대기 {} ms; 통신 시간의 {} %는 계산과 겹침.";
+    BETWEEN_RANKS: "Between ranks", "랭크 간 통신";
+    BUCKET: "operation", "연산";
+    BUCKET_SIZE: "MB", "크기(MB)";
+    BUCKET_TIME: "took, ms", "소요 시간(ms)";
+    BUCKET_LATE: "until the last rank had come, ms", "마지막 랭크 대기(ms)";
+    BUCKETS_LEFT_OUT: "{} more", "외 {}개";
+    STEP_TIME: "Time of a step, ms", "스텝 시간, ms";
+    STEP_TIME_SHORT: "step time", "스텝 시간";
     ROWS_LEFT_OUT: "Of {} ranks, the {} that worked longest and the {} that worked least are drawn.", "랭크 {}개 중 작업 시간이 가장 긴 {}개와 가장 짧은 {}개만 그렸습니다.";
     OWN_CODE: "own code", "사용자 코드";
     EVALUATION: "evaluation", "평가";

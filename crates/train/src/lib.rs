@@ -39,7 +39,6 @@ mod scalars;
 pub mod schedule;
 mod scores;
 mod setup;
-mod spans;
 mod stages;
 mod task;
 mod tensorboard;

@@ -6,11 +6,12 @@ use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::timeline::{Activity, Timeline};
 use paceline_ddp::{Ddp, DdpError, device};
+use paceline_rendezvous::monotonic_ns;
 use paceline_usage::busy::{BusyTime, Interval};
+use paceline_usage::spans::{self, Bucket, Kind, Notes, Spans, SpansRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
-use crate::spans::{self, Kind, Notes, Spans, SpansRecord};
 
 /// A rank's report to rank 0 on a time window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -117,7 +118,15 @@ impl Observer {
             self.waited_for_ranks(start, end);
         }
         if let Some(notes) = &mut self.notes {
-            notes.reduced();
+            notes.reduced(Instant::now());
+            for bucket in timeline.gathers.iter().chain(&timeline.buckets) {
+                notes.add_bucket(Bucket {
+                    bytes: bucket.bytes as u64,
+                    started: bucket.started,
+                    peers_ready: bucket.peers_ready,
+                    finished: bucket.finished,
+                });
+            }
         }
     }
 
@@ -132,7 +141,8 @@ impl Observer {
     pub(crate) fn end_step(&mut self, step: u64, group: &ProcessGroup) {
         let notes = self.notes.take();
         let node = group.env().node_rank;
-        self.spans.extend(notes.map(|notes| notes.done(step, node)));
+        self.spans
+            .extend(notes.map(|notes| notes.done(step, node, monotonic_ns())));
     }
 
     fn note(&mut self, start: Instant, end: Instant) {

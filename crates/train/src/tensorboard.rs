@@ -11,12 +11,12 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use paceline_usage::spans;
 use serde_json::{Map, Value};
 
 use crate::protobuf::Message;
 use crate::run_dir::key;
 use crate::scalars::scalars;
-use crate::spans;
 
 /// TensorBoard finds files by it, and shows each folder that has one as a run.
 const PREFIX: &str = "events.out.tfevents.";

@@ -24,6 +24,7 @@ use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
 use paceline_split::tensor::ParallelGpt;
 use paceline_usage::environment::Environment;
+use paceline_usage::spans::{Kind, is_kept};
 use serde::{Deserialize, Serialize};
 
 use crate::classes::{confused, figures};
@@ -40,7 +41,6 @@ use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
-use crate::spans::{Kind, is_kept};
 use crate::stages::{PipelineReport, Stages};
 use crate::task::{Part, TrainTask, Unit};
 use best::Best;

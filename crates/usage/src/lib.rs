@@ -12,6 +12,7 @@
 //! - [`files`]: files that appear whole.
 //! - [`figures`]: numbers and times as people read them.
 //! - [`memory`]: the peak memory of this process.
+//! - [`spans`]: what ranks did in a step of training.
 //!
 //! ```
 //! use paceline_gpu::places::Places;
@@ -37,6 +38,7 @@ pub mod ranks;
 mod recording;
 pub mod report;
 pub mod sample;
+pub mod spans;
 mod svg;
 mod tally;
 mod text;

@@ -164,11 +164,11 @@ class Group(dist.ProcessGroup):
             raise RuntimeError("a job that recovers live has one group of all ranks: make no others after SameBits.recover_live")
         try:
             self._handle = self._form(options, parent)
+            _groups.add(self)
+            if not options.global_ranks_in_group:
+                phase.tell(self._handle)
         except library.Failure as failure:
             raise self._error(failure.report) from None
-        _groups.add(self)
-        if not options.global_ranks_in_group:
-            phase.tell(self._handle)
 
     def _form(self, options, parent):
         timeout_ms = max(1, options.timeout // _MILLISECOND)
@@ -237,9 +237,9 @@ class Group(dist.ProcessGroup):
         before = self._handle
         try:
             self._handle, place = library.next_generation(before)
+            phase.follow(before, self._handle)
         except library.Failure as failure:
             raise self._error(failure.report) from None
-        phase.follow(before, self._handle)
         library.close(before)
         self._rank, self._world = place["rank"], place["world"]
         self._ranks = list(range(self._world))

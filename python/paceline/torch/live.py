@@ -19,6 +19,7 @@ after the same commit. A generation that follows a loss has no new ranks, becaus
 """
 
 import io
+import os
 import zlib
 
 import torch
@@ -136,6 +137,9 @@ class Live:
         head = torch.zeros(2, dtype=torch.int64)
         dist.recv(head, giver, group=self._group)
         size, checksum = head.tolist()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if not 0 < size <= memory:
+            raise RuntimeError(f"rank {giver} sends a state of {size} bytes, and this machine has {memory} bytes of memory")
         state = torch.empty(size, dtype=torch.uint8)
         dist.recv(state, giver, group=self._group)
         if zlib.crc32(bytes_of(state)) != checksum:

@@ -1,7 +1,7 @@
 """What a rank does and at which step, for ``paceline run`` and for ranks that wait for it.
 
 The program changes nothing: torch's own functions that begin and end a phase tell it. They are a batch from a ``DataLoader``, ``backward``,
-and the step of an optimizer, of which the first one that steps is counted.
+and the step of an optimizer, of which the first one that steps is counted. With ``PACELINE_RUN_DIR`` the library records them there.
 """
 
 import functools
@@ -24,6 +24,7 @@ _installed = False
 def tell(handle):
     """Tells the phases of this process in a group, from now on."""
     global _handle, _process
+    _record(handle)
     _handle, _process = handle, os.getpid()
     _install()
     _enter(library.OWN_CODE)
@@ -33,7 +34,14 @@ def follow(handle, following):
     """Tells them in the next generation of the group."""
     global _handle
     if handle == _handle:
+        _record(following)
         _handle = following
+
+
+def _record(handle):
+    folder = os.environ.get("PACELINE_RUN_DIR")
+    if folder:
+        library.record(handle, folder, _step)
 
 
 def steps():

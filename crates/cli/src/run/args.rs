@@ -25,6 +25,8 @@ use crate::usage::UsageArgs;
 pub struct RunArgs {
     /// How many ranks to start.
     pub processes: Processes,
+    /// The run directory, for programs that record their steps.
+    pub run_dir: Option<PathBuf>,
     /// Folder for the output of every rank; one of the user's state if not given.
     pub log_dir: Option<PathBuf>,
     /// Which lines go where, and how they are written.
@@ -186,6 +188,7 @@ pub(crate) fn options(matches: &ArgMatches, program: OsString, args: Vec<OsStrin
     warnings.extend(failures::warning(&stall));
     RunArgs {
         processes: required(matches, "nproc_per_node"),
+        run_dir: matches.get_one("run_dir").cloned(),
         log_dir: matches.get_one("log_dir").cloned(),
         logs: logs::read(matches),
         flight_dir: matches.get_one("flight_dir").cloned(),

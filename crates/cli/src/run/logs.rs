@@ -10,6 +10,10 @@ use crate::flags::{self, option, valued};
 const HEADING: &str = "Logs";
 
 pub(crate) fn args() -> Vec<Arg> {
+    let run_dir = valued("run_dir", "DIR", value_parser!(PathBuf)).help(
+        "Have a PyTorch program with the backend paceline record its steps in this run directory (PACELINE_RUN_DIR), for `paceline watch` and \
+         `paceline report`; on one node the logs go there too",
+    );
     let log_dir = valued("log_dir", "DIR", value_parser!(PathBuf)).help(
         "Keep every rank's output and errors in a new folder below this one; /dev/null keeps none \
          [default: ~/.local/state/paceline/runs, the last 20 runs]",
@@ -17,8 +21,14 @@ pub(crate) fn args() -> Vec<Arg> {
     let no_fold = option("no_fold")
         .action(ArgAction::SetTrue)
         .help("Print equal lines of several ranks one by one, not once as `[ranks 0-7] line`");
-    let [log_dir, no_fold] = [log_dir, no_fold].map(|arg| arg.help_heading(HEADING));
-    [vec![log_dir], flags::args::<LogOptions>(), vec![no_fold]].concat()
+    let [run_dir, log_dir, no_fold] =
+        [run_dir, log_dir, no_fold].map(|arg| arg.help_heading(HEADING));
+    [
+        vec![run_dir, log_dir],
+        flags::args::<LogOptions>(),
+        vec![no_fold],
+    ]
+    .concat()
 }
 
 pub(crate) fn read(matches: &ArgMatches) -> LogOptions {

@@ -59,6 +59,9 @@ pub(crate) fn repeat(
     finished(job, args, is_first)
 }
 
+/// The variable in which a program finds its run directory.
+const RUN_DIR: &str = "PACELINE_RUN_DIR";
+
 /// The job, with all that does not depend on its nodes.
 pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     let warnings = sense::check(&args.nodes)?;
@@ -83,13 +86,24 @@ pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
         job.env
             .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
     }
+    if let Some(dir) = &args.run_dir {
+        job.env.push((RUN_DIR.into(), prepared_folder(dir)?));
+    }
     Ok(job)
 }
 
 /// Runs the job to its end.
 pub(super) fn finished(mut job: Job, args: &RunArgs, is_told: bool) -> Result<Exit, Failure> {
     // Other runs leave the folder alone as long as this lives.
-    let _folder = folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?;
+    let _folder = match &args.run_dir {
+        // Each node has a local rank 0, so several cannot share the run's folder.
+        Some(dir) if args.log_dir.is_none() && args.nodes.nodes.max == 1 => {
+            job.logs.clone_from(&args.logs);
+            job.log_dir = Some(dir.join("logs"));
+            None
+        }
+        _ => folder::prepare(&mut job, &args.logs, args.log_dir.as_deref())?,
+    };
     let plan = job.plan().map_err(job::refused)?;
     if is_told && plan.nproc > plan.cores {
         warn(&format!(

@@ -12,7 +12,7 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
 use super::plot::{self, Steps};
-use super::state::{State, Zoom};
+use super::state::{State, Watched, Zoom};
 use crate::activity::doing;
 use crate::gpu::Device;
 use crate::terminal::{Room, Theme, Tone};
@@ -55,6 +55,7 @@ pub(super) fn draw(state: &State, theme: Theme, area: Rect, buffer: &mut Buffer)
     let below = [
         frame.incidents(width),
         frame.devices(width),
+        frame.communication(width),
         frame.ranks(width),
     ];
     let free = room.area.height.saturating_sub(CHART_HEIGHT);
@@ -136,6 +137,25 @@ impl Frame<'_> {
             ])
         };
         job.ranks.iter().enumerate().map(line).collect()
+    }
+
+    /// What the ranks had on its way in the last step of which that is known.
+    fn communication(&self, width: usize) -> Vec<Line<'static>> {
+        let runs = self.state.runs.iter().enumerate();
+        let line = |(place, watched): (usize, &Watched)| {
+            let spans = watched.run.seen.plain_step.as_ref()?;
+            let (word, step) = (self.state.word(words::STEP), thousands(spans.step()));
+            let text = format!(" {word} {step}: {}", spans.communication(self.state.lang)?);
+            Some(Line::from(vec![
+                plot::mark(place, self.theme),
+                Span::raw(self.theme.cut(&text, width.saturating_sub(1))),
+            ]))
+        };
+        let mut lines: Vec<_> = runs.filter_map(line).collect();
+        if !lines.is_empty() {
+            lines.insert(0, self.heading(words::BETWEEN_RANKS));
+        }
+        lines
     }
 
     /// The devices that the ranks hold: their use and memory.

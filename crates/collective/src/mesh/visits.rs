@@ -44,6 +44,22 @@ impl Visits {
         }
     }
 
+    /// Visits that are not over.
+    pub(super) fn open(&self) -> usize {
+        self.at_the_door.iter().flatten().count()
+    }
+
+    /// Connections from ranks above `rank` that have not come.
+    pub(super) fn missing_lanes(&self, rank: usize, lanes: &[usize]) -> usize {
+        let of = |peer: usize| {
+            let connections = self.connections.iter().take(lanes[peer]);
+            connections
+                .filter(|sockets| sockets[peer].is_none())
+                .count()
+        };
+        (rank + 1..lanes.len()).map(of).sum()
+    }
+
     /// Ranks above `rank` that have not come on all of their `lanes`.
     pub(super) fn missing(&self, rank: usize, lanes: &[usize]) -> Vec<usize> {
         let is_missing = |peer: &usize| {
@@ -80,12 +96,14 @@ mod tests {
             refused: 0,
             last: String::new(),
         };
+        assert_eq!((visits.open(), visits.missing_lanes(0, &[0, 1])), (1, 1));
         let (sender, arrivals) = channel();
         std::thread::scope(|scope| {
             scope.spawn(|| sender.send((0, Ok((1, 0, Socket::Unix(ours))))).unwrap());
             visits.admit(&arrivals, Duration::from_secs(30));
         });
         assert!(visits.connections[0][1].is_some());
+        assert_eq!((visits.open(), visits.missing_lanes(0, &[0, 1])), (0, 0));
         visits.at_the_door[1] = Some(Socket::Unix(theirs));
         visits.admit(&arrivals, Duration::from_millis(1));
         assert!(visits.at_the_door[1].is_some());

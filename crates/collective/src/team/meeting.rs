@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::time::Instant;
 
+use paceline_rendezvous::env::own_cores;
+
 use super::protocol::{Arrival, Asleep, Board, arrive, complete, reached};
 use super::sync::{AtomicU32, Ordering, SLICE};
 use crate::error::Error;
@@ -36,7 +38,7 @@ pub(crate) trait Cores {
 impl Meeting {
     pub(crate) fn new(me: usize, members: usize) -> Self {
         // Counts the cores this process may use, which is what matters in a container.
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let cores = own_cores();
         Self {
             me,
             cores_for_all: cores >= members,

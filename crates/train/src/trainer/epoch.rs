@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use paceline_ddp::sampler::StepPlan;
 use paceline_rendezvous::page::Phase;
+use paceline_usage::spans::Kind;
 
 use super::Trainer;
 use crate::classes::check_classes;
@@ -11,7 +12,6 @@ use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::records::{EpochRecord, EvaluationRecord, Figure, HELD_OUT_LOSS, HeldOut};
 use crate::report;
-use crate::spans::Kind;
 use crate::task::{Part, TrainTask};
 
 /// The figure that epochs are compared by.

@@ -114,7 +114,8 @@ impl Frame<'_> {
         last(words::ACCURACY_SHORT, seen.metric(ACCURACY), &percent);
         let waited = |share| format!("{share:.1}");
         last(words::WAITED_SHORT, Some(&seen.waited), &waited);
-        if let Some(of) = seen.start.as_ref().map(|start| start.epochs) {
+        let epochs = seen.start.as_ref().map(|start| start.epochs);
+        if let Some(of) = epochs.filter(|epochs| *epochs > 0) {
             let epoch = seen.epochs.saturating_add(1).min(of);
             figures.push(format!("{} {epoch}/{of}", word(words::EPOCH)));
         }

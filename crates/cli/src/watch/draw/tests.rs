@@ -205,3 +205,27 @@ fn no_size_is_too_small() {
     state.look(&mut crate::jobs::Jobs::new());
     assert!(frame(&state, THEME, 160, 30).contains("two holds no run"));
 }
+
+#[test]
+fn what_a_program_of_torch_has_written_is_shown() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let lines = [
+        r#"{"kind":"start","step":0,"world":2}"#,
+        r#"{"kind":"step","step":1,"seconds":0.010,"waited_seconds":0.004}"#,
+        r#"{"kind":"spans","step":1,"ranks":[[["backward",0,0.01]],[]],"buckets":[[[1000000,0,0.002,0.004]],[]]}"#,
+        r#"{"kind":"end","step":1}"#,
+    ];
+    fs::write(folder.path().join("metrics.jsonl"), lines.join("\n")).expect("written");
+    let run = Run::read(folder.path()).expect("a run");
+    assert_eq!(run.seen.unread, 0);
+    let state = State::new(vec![run], Lang::En);
+    let drawn = frame(&state, THEME, 160, 30);
+    for part in [
+        "ended  step 1  waited 40.0 %",
+        " 1 Time of a step, ms  2 waiting ",
+        "Between ranks",
+        "1 step 1: Operations between ranks: 1, 1 MB, 4 ms, of these 2 ms until the last rank had come; 100 % of the time hidden",
+    ] {
+        assert!(drawn.contains(part), "{part}:\n{drawn}");
+    }
+}

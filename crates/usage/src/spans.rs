@@ -1,13 +1,15 @@
-//! What the ranks did in a step, for a few steps of each epoch.
+//! What the ranks did in a step, for a few steps: each notes it by itself, and one of them makes the record of all.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use paceline_rendezvous::monotonic_ns;
 use serde::{Deserialize, Serialize};
 
 /// The kind of the records.
-pub(crate) const RECORD: &str = "spans";
+pub const RECORD: &str = "spans";
+
+/// Buckets of a step that are kept, the first ones.
+pub const BUCKETS_MAX: usize = 256;
 
 /// Steps of an epoch whose spans are kept; the last one is among them.
 const STEPS_PER_EPOCH: u64 = 4;
@@ -18,21 +20,39 @@ const GAP_NS: u64 = 50_000;
 /// What a rank does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Waits for data.
     Data,
+    /// The forward pass.
     Forward,
+    /// The backward pass.
     Backward,
     /// Waits for other ranks, maybe within a pass.
     Wait,
+    /// The optimizer's step.
     Optimizer,
+    /// On held-out data.
     Evaluation,
+    /// Hands a checkpoint over.
     Save,
 }
 
+/// An operation of all ranks that carried gradients or weights, on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    /// Bytes of this rank's memory that it read or wrote.
+    pub bytes: u64,
+    /// This rank had joined it.
+    pub started: Instant,
+    /// The last rank had.
+    pub peers_ready: Instant,
+    /// It was complete here.
+    pub finished: Instant,
+}
+
 /// What a rank did in a step, in nanoseconds of its machine's clock.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Spans {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spans {
     /// Steps done with this one.
     step: u64,
     /// The machine, whose ranks share a clock.
@@ -40,58 +60,93 @@ pub(crate) struct Spans {
     /// When the rank had what all ranks have reduced.
     reduced_ns: u64,
     spans: Vec<(Kind, u64, u64)>,
+    /// Of each bucket its bytes, and when it started, the peers were ready, and it was finished.
+    #[serde(default)]
+    buckets: Vec<(u64, [u64; 3])>,
 }
 
 /// A line for the spans of a step.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct SpansRecord {
+pub struct SpansRecord {
     kind: &'static str,
-    step: u64,
+    /// Steps done with this one.
+    pub step: u64,
     /// For each rank its spans, with begin and end in seconds since the first rank began.
     ranks: Vec<Vec<(Kind, f64, f64)>>,
+    /// For each rank its buckets: bytes, and the seconds of the start, of the last rank's coming and of the end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    buckets: Vec<Vec<(u64, f64, f64, f64)>>,
 }
 
 /// Whether the spans of this step of an epoch are kept, the first of which is 0. The same on all ranks.
-pub(crate) fn is_kept(step: u64, steps: u64) -> bool {
+pub fn is_kept(step: u64, steps: u64) -> bool {
     let quarter = |step: u64| step * STEPS_PER_EPOCH / steps.max(1);
     quarter(step + 1) > quarter(step)
 }
 
 /// Notes what this rank does in one step.
-pub(crate) struct Notes {
+#[derive(Debug)]
+pub struct Notes {
     reduced: Instant,
     spans: Vec<(Kind, Instant, Instant)>,
+    buckets: Vec<Bucket>,
+}
+
+impl Default for Notes {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Notes {
-    pub(crate) fn new() -> Self {
+    /// Nothing yet.
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             reduced: Instant::now(),
             spans: Vec::new(),
+            buckets: Vec::new(),
         }
     }
 
-    /// Notes that all ranks have now reduced the step.
-    pub(crate) fn reduced(&mut self) {
-        self.reduced = Instant::now();
+    /// Notes when all ranks had reduced the step.
+    pub fn reduced(&mut self, at: Instant) {
+        self.reduced = at;
     }
 
-    pub(crate) fn add(&mut self, kind: Kind, start: Instant, end: Instant) {
+    /// Notes what this rank did.
+    pub fn add(&mut self, kind: Kind, start: Instant, end: Instant) {
         self.spans.push((kind, start, end));
     }
 
-    /// The spans in the order in which they began, once `step` steps are done.
-    pub(crate) fn done(mut self, step: u64, node: usize) -> Spans {
+    /// Notes an operation.
+    pub fn add_bucket(&mut self, bucket: Bucket) {
+        if self.buckets.len() < BUCKETS_MAX {
+            self.buckets.push(bucket);
+        }
+    }
+
+    /// The spans in the order in which they began, once `step` steps are done. `now_ns` is the time by the machine's clock.
+    #[must_use]
+    pub fn done(mut self, step: u64, node: usize, now_ns: u64) -> Spans {
         self.spans.sort_by_key(|(_, start, _)| *start);
         let clock = Clock {
             now: Instant::now(),
-            ns: monotonic_ns(),
+            ns: now_ns,
         };
+        let times = |bucket: &Bucket| {
+            [bucket.started, bucket.peers_ready, bucket.finished].map(|at| clock.ns(at))
+        };
+        let buckets = self.buckets.iter();
+        let buckets = buckets
+            .map(|bucket| (bucket.bytes, times(bucket)))
+            .collect();
         Spans {
             step,
             node,
             reduced_ns: clock.ns(self.reduced),
             spans: joined(&self.spans, &clock),
+            buckets,
         }
     }
 }
@@ -126,7 +181,7 @@ fn joined(spans: &[(Kind, Instant, Instant)], clock: &Clock) -> Vec<(Kind, u64, 
 ///
 /// Ranks of one machine share a clock. The clocks of machines are laid over each other where the first rank of each has what
 /// all ranks have reduced.
-pub(crate) fn records(ranks: &[Vec<Spans>]) -> Vec<SpansRecord> {
+pub fn records(ranks: &[Vec<Spans>]) -> Vec<SpansRecord> {
     let steps: BTreeSet<u64> = ranks.iter().flatten().map(|spans| spans.step).collect();
     steps.into_iter().map(|step| record(step, ranks)).collect()
 }
@@ -138,12 +193,10 @@ fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
         let of_node = ranks.iter().flatten().filter(|spans| spans.node == node);
         of_node.map(|spans| spans.reduced_ns).min().unwrap_or(0)
     };
+    let since = |node: usize, ns: u64| ns.wrapping_sub(reduced_ns(node)).cast_signed();
     let since_reduced = |spans: &Spans| -> Vec<(Kind, [i64; 2])> {
-        let zero = reduced_ns(spans.node);
-        let since = |ns: u64| ns.wrapping_sub(zero).cast_signed();
-        let spans = spans.spans.iter();
-        spans
-            .map(|(kind, start, end)| (*kind, [*start, *end].map(since)))
+        let of = spans.spans.iter();
+        of.map(|(kind, start, end)| (*kind, [*start, *end].map(|ns| since(spans.node, ns))))
             .collect()
     };
     let rows: Vec<Vec<(Kind, [i64; 2])>> = (ranks.iter())
@@ -154,6 +207,21 @@ fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
     // Whole microseconds are short to write.
     let seconds = |ns: i64| (ns.saturating_sub(first) / 1_000) as f64 / 1e6;
     let in_seconds = |(kind, [start, end]): (Kind, [i64; 2])| (kind, seconds(start), seconds(end));
+    let buckets_of = |rank: &Option<Spans>| -> Vec<(u64, f64, f64, f64)> {
+        let of = rank.iter().flat_map(|spans| {
+            let node = spans.node;
+            (spans.buckets.iter()).map(move |bucket| (node, bucket))
+        });
+        of.map(|(node, (bytes, times))| {
+            let [start, ready, end] = times.map(|ns| seconds(since(node, ns)));
+            (*bytes, start, ready, end)
+        })
+        .collect()
+    };
+    let mut buckets: Vec<_> = ranks.iter().map(buckets_of).collect();
+    if buckets.iter().all(Vec::is_empty) {
+        buckets.clear();
+    }
     let rows = rows.into_iter();
     SpansRecord {
         kind: RECORD,
@@ -161,6 +229,7 @@ fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
         ranks: rows
             .map(|row| row.into_iter().map(in_seconds).collect())
             .collect(),
+        buckets,
     }
 }
 
@@ -211,6 +280,7 @@ mod tests {
             node,
             reduced_ns,
             spans: vec![(Kind::Forward, begin, reduced_ns)],
+            buckets: Vec::new(),
         }
     }
 
@@ -231,8 +301,42 @@ mod tests {
                 forward(0.001, 0.009),
                 forward(0.002, 0.011),
             ],
+            buckets: Vec::new(),
         };
         assert_eq!(records(&ranks), [record]);
+    }
+
+    #[test]
+    fn buckets_are_on_the_axis_of_the_spans() {
+        let mut slow = spans(1, 0, 909_000_000, 900_000_000);
+        slow.buckets = vec![(64, [905_000_000, 905_000_000, 909_000_000])];
+        let mut late = spans(1, 1, 12_000_000, 4_000_000);
+        late.buckets = vec![(64, [5_000_000, 11_000_000, 12_000_000])];
+        let records = records(&[vec![slow], Vec::new(), vec![late]]);
+        assert_eq!(
+            records[0].buckets,
+            [
+                vec![(64, 0.005, 0.005, 0.009)],
+                vec![],
+                vec![(64, 0.002, 0.008, 0.009)]
+            ]
+        );
+    }
+
+    #[test]
+    fn a_rank_has_a_bounded_number_of_buckets() {
+        let mut notes = Notes::new();
+        let now = Instant::now();
+        for bytes in 0..1_000 {
+            let (started, peers_ready, finished) = (now, now, now);
+            notes.add_bucket(Bucket {
+                bytes,
+                started,
+                peers_ready,
+                finished,
+            });
+        }
+        assert_eq!(notes.done(1, 0, 7).buckets.len(), BUCKETS_MAX);
     }
 
     #[test]
