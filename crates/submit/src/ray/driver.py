@@ -33,6 +33,8 @@ OTHERS_SECONDS = 60
 # How often launchers are started again that were killed on nodes that live.
 KILLED_MAX = 3
 CHUNK_BYTES_MAX = 1 << 16
+# The exit code of a launcher that was killed.
+KILLED = 128 + signal.SIGKILL
 
 ENVIRONMENT, DEADLINE = 3, 4
 # The package as which this file travels.
@@ -126,12 +128,29 @@ class Seat(threading.Thread):
             run = self.agent.run.options(num_returns="streaming", _generator_backpressure_num_objects=16)
             for piece in run.remote(words, env):
                 piece = ray.get(piece)
-                if isinstance(piece, int):
-                    self.events.put(("ended", self, piece))
-                    return
-                show(piece)
+                if isinstance(piece, bytes):
+                    show(piece)
+                    continue
+                if piece == KILLED:
+                    # Its node may be going. Then there is no answer.
+                    ray.get(self.agent.node.remote())
+                self.events.put(("ended", self, piece))
+        except ray.exceptions.ActorUnavailableError:
+            self.events.put(("lost", self, self.fate()))
         except ray.exceptions.RayError as error:
             self.events.put(("lost", self, error))
+
+    def fate(self):
+        """What has become of an agent that does not answer: Ray takes its time before it gives a node up. An agent that comes back has lost
+        what its launcher printed meanwhile, and does not count."""
+        while True:
+            try:
+                ray.get(self.agent.node.remote())
+                ray.kill(self.agent)
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(1)
+            except ray.exceptions.RayError as error:
+                return error
 
 
 class Driver:
@@ -172,10 +191,10 @@ class Driver:
                 raise SystemExit(128 + self.events.get()[2])
             waited = time.monotonic() - self.began
             if waited >= limit:
-                fail(f"there was no room within {limit} s for {wanted(self.min)}: {found()}", DEADLINE, ROOM_HINT)
+                fail(f"there was no room within {limit:g} s for {wanted(self.min)}: {found()}", DEADLINE, ROOM_HINT)
             if waited >= 2 and told != found():
                 told = found()
-                say(f"waiting for room for {wanted(self.min)}: {told} (gives up after {limit} s)")
+                say(f"waiting for room for {wanted(self.min)}: {told} (gives up after {limit:g} s)")
 
     def serve_store(self):
         """Hosts the launchers' store beside this program: every node may go, and new ones know where to look."""
@@ -255,7 +274,7 @@ class Driver:
             say(f"the time limit of {JOB['time_limit']} s is over")
             self.stop(signal.SIGTERM)
         elif kind == "alone":
-            fail(f"no node was left, and none came within {JOB['join_timeout']} s: {found()}", DEADLINE, ROOM_HINT)
+            fail(f"no node was left, and none came within {JOB['join_timeout']:g} s: {found()}", DEADLINE, ROOM_HINT)
         elif self.asked is None:
             say(f"launchers still run {OTHERS_SECONDS} s after the first has ended: they are asked to end")
             self.stop(signal.SIGTERM)
@@ -283,8 +302,10 @@ class Driver:
         seat.start_launcher.put((words, self.env))
 
     def ended(self, seat, code):
-        if code == 128 + signal.SIGKILL and self.min < self.max and self.again(seat, "its launcher was killed"):
-            return
+        if code == KILLED:
+            if self.min < self.max and self.again(seat, "its launcher was killed"):
+                return
+            complain(f"the launcher on the node {seat.node[1]} was killed")
         del self.seats[seat.number]
         self.codes.append(code)
         self.wind_up()
