@@ -91,7 +91,11 @@ pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError
         runtime_env: runtime_env.map(|env| Value::Object(env.clone()).to_string()),
         nodes: [job.nodes.min(), job.nodes.max()],
         bundle,
-        env: job.env.iter().map(|(name, value)| (&**name, &**value)).collect(),
+        env: job
+            .env
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect(),
         chdir: options.chdir.as_deref(),
         launcher: &job.launcher,
         options: launcher_options(job),
@@ -111,7 +115,9 @@ pub fn render(job: &Submission, options: &Options) -> Result<String, SubmitError
 /// *Errors*: the node itself decides the number of ranks, but Ray gives what it is asked for.
 fn cpus(job: &Submission) -> Result<usize, SubmitError> {
     match (&job.ranks, job.gpus_per_node) {
-        (Ranks::Named(word), Some(gpus)) if word == "gpu" && job.cpus_per_rank.is_none() => Ok(gpus),
+        (Ranks::Named(word), Some(gpus)) if word == "gpu" && job.cpus_per_rank.is_none() => {
+            Ok(gpus)
+        }
         (Ranks::Named(word), _) => {
             let expected = "a number, or `gpu` with --gpus-per-node: Ray gives a job only the CPUs and GPUs that it asks for";
             Err(SubmitError::setting("--nproc-per-node", word, expected))

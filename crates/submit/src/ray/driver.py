@@ -22,7 +22,8 @@ try:
     import ray
     from ray.job_submission import JobSubmissionClient
 except ImportError as error:
-    sys.exit(f"error: {sys.executable} has no Ray: {error}; `pip install 'ray[default]'` brings it")
+    sys.stderr.write(f"error: {sys.executable} has no Ray: {error}\nhint: `pip install 'ray[default]'` brings it\n")
+    sys.exit(3)
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -33,8 +34,8 @@ OTHERS_SECONDS = 60
 # How often launchers are started again that were killed on nodes that live.
 KILLED_MAX = 3
 CHUNK_BYTES_MAX = 1 << 16
-# The exit code of a launcher that was killed.
-KILLED = 128 + signal.SIGKILL
+# How a launcher ends that was killed, unlike one whose rank was.
+KILLED = -signal.SIGKILL
 
 ENVIRONMENT, DEADLINE = 3, 4
 # The package as which this file travels.
@@ -56,6 +57,26 @@ class Agent:
 
     def run(self, words, env):
         """Yields what the launcher prints, in whole lines, and then its exit code."""
+        try:
+            self.begin(words, env)
+        except OSError as error:
+            yield unstarted(error)
+            yield ENVIRONMENT
+            return
+        lines = b""
+        while chunk := os.read(self.launcher.stdout.fileno(), CHUNK_BYTES_MAX):
+            lines += chunk
+            end = lines.rfind(b"\n") + 1
+            if end == 0 and len(lines) >= CHUNK_BYTES_MAX:
+                end = len(lines)
+            if end > 0:
+                yield lines[:end]
+                lines = lines[end:]
+        if lines:
+            yield lines + b"\n"
+        yield self.launcher.wait()
+
+    def begin(self, words, env):
         libc, parent = ctypes.CDLL(None), os.getpid()
 
         def end_with_parent():
@@ -68,37 +89,18 @@ class Agent:
         # Ray sets it to the CPUs of all ranks together.
         env.pop("OMP_NUM_THREADS", None)
         with self.lock:
+            self.launcher = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=JOB.get("chdir"),
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
             if self.asked is not None:
-                yield 128 + self.asked
-                return
-            try:
-                self.launcher = subprocess.Popen(
-                    words,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    env=env,
-                    cwd=JOB.get("chdir"),
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                )
-            except OSError as error:
-                yield unstarted(error)
-                yield ENVIRONMENT
-                return
-        lines = b""
-        while chunk := os.read(self.launcher.stdout.fileno(), CHUNK_BYTES_MAX):
-            lines += chunk
-            end = lines.rfind(b"\n") + 1
-            if end == 0 and len(lines) >= CHUNK_BYTES_MAX:
-                end = len(lines)
-            if end > 0:
-                yield lines[:end]
-                lines = lines[end:]
-        if lines:
-            yield lines + b"\n"
-        code = self.launcher.wait()
-        yield 128 - code if code < 0 else code
+                self.launcher.send_signal(self.asked)
 
     def signal(self, number):
         with self.lock:
@@ -108,14 +110,16 @@ class Agent:
 
 
 class Seat(threading.Thread):
-    """A place for a launcher: it waits for Ray to find a node, and follows the launcher there."""
+    """A place for a launcher. It waits for Ray to find a node, and follows the launcher there."""
 
     def __init__(self, number, options, events):
         super().__init__(name=f"seat{number}", daemon=True)
         self.number = number
         self.events = events
+        # The node's id, its address and a port, once Ray has found one.
         self.node = None
-        self.start_launcher = queue.SimpleQueue()
+        self.is_started = False
+        self.launch = queue.SimpleQueue()
         self.agent = ray.remote(Agent).options(max_concurrency=2, **options).remote()
         self.start()
 
@@ -123,7 +127,7 @@ class Seat(threading.Thread):
         try:
             self.node = ray.get(self.agent.node.remote())
             self.events.put(("placed", self, None))
-            words, env = self.start_launcher.get()
+            words, env = self.launch.get()
             # A driver that cannot write holds up the launchers, as a blocked console would.
             run = self.agent.run.options(num_returns="streaming", _generator_backpressure_num_objects=16)
             for piece in run.remote(words, env):
@@ -159,6 +163,8 @@ class Driver:
         self.events = queue.SimpleQueue()
         self.env = {**JOB["env"], "PACELINE_JOB_TOKEN": secrets.token_hex(32)}
         self.began = time.monotonic()
+        # Since when no node has been there, if none is.
+        self.alone_since = self.began
         self.group = None
         self.endpoint = None
         self.seats = {}
@@ -244,19 +250,18 @@ class Driver:
     def next_event(self):
         """What happens next, a passed time limit included."""
         limit = JOB.get("time_limit")
-        times = [("late", self.ends_at)]
+        times = []
+        if self.ends_at is not None:
+            times.append((self.ends_at, "late"))
         if limit and self.asked is None:
-            times.append(("time", self.began + limit))
+            times.append((self.began + limit, "time"))
         if not any(seat.node for seat in self.seats.values()):
-            times.append(("alone", max(self.began, self.alone_since) + JOB["join_timeout"]))
-        times = [(at, kind) for kind, at in times if at is not None]
+            times.append((self.alone_since + JOB["join_timeout"], "alone"))
         try:
             timeout = max(0, min(times)[0] - time.monotonic()) if times else None
             return self.events.get(timeout=timeout)
         except queue.Empty:
             return min(times)[1], None, None
-
-    alone_since = 0
 
     def take(self, kind, seat, what):
         if seat is not None and self.seats.get(seat.number) is not seat:
@@ -289,7 +294,7 @@ class Driver:
             self.start(seat, place)
         elif self.max == 1:
             self.start(seat, ["--standalone"])
-        elif all(seat.node for seat in self.seats.values()):
+        elif not seat.is_started and all(seat.node for seat in self.seats.values()):
             _, host, port = self.seats[0].node
             for number, seat in self.seats.items():
                 place = ["--nnodes", str(self.max), "--node-rank", str(number)]
@@ -299,7 +304,8 @@ class Driver:
         if self.max > 1:
             place = [*place, "--local-addr", seat.node[1], "--rdzv-id", f"ray-{ray.get_runtime_context().get_job_id()}"]
         words = [JOB["launcher"], "run", *place, *JOB["options"], *JOB["command"]]
-        seat.start_launcher.put((words, self.env))
+        seat.is_started = True
+        seat.launch.put((words, self.env))
 
     def ended(self, seat, code):
         if code == KILLED:
@@ -307,21 +313,19 @@ class Driver:
                 return
             complain(f"the launcher on the node {seat.node[1]} was killed")
         del self.seats[seat.number]
-        self.codes.append(code)
+        self.codes.append(128 - code if code < 0 else code)
         self.wind_up()
 
     def lost(self, seat, error):
         node = seat.node or ("", "that Ray had chosen", 0)
         is_alive = any(one["NodeID"] == node[0] and one["Alive"] for one in ray.nodes())
-        reason = str(error).strip().splitlines()[-1] if is_alive or not seat.node else "Ray has lost it"
+        # The rest of Ray's explanation is general.
+        said = str(error).strip().splitlines()[-1].split(". ")[0]
+        reason = said if is_alive or not seat.node else "Ray has lost it"
         if self.min < self.max and self.ends_at is None and seat.node:
             if not is_alive:
                 say(f"the node {node[1]} is gone; the job goes on without it")
-                self.seats.pop(seat.number)
-                if seat.number < self.min:
-                    self.sit(seat.number)
-                self.grow()
-                self.alone_since = time.monotonic()
+                self.replace(seat)
                 return
             if self.again(seat, reason):
                 return
@@ -335,17 +339,21 @@ class Driver:
         if self.killed > KILLED_MAX or self.ends_at is not None:
             return False
         say(f"the node {seat.node[1]} starts again: {reason}")
+        self.replace(seat)
+        return True
+
+    def replace(self, seat):
         self.leave(seat)
+        self.alone_since = time.monotonic()
         if seat.number < self.min:
             self.sit(seat.number)
         self.grow()
-        return True
 
-    def wind_up(self, seconds=OTHERS_SECONDS):
+    def wind_up(self):
         """The job is over, or about to be: no more nodes, and an end to all."""
         if self.ends_at is None:
-            self.ends_at = time.monotonic() + seconds
-        for seat in [seat for seat in self.seats.values() if seat.node is None]:
+            self.ends_at = time.monotonic() + OTHERS_SECONDS
+        for seat in [seat for seat in self.seats.values() if not seat.is_started]:
             self.leave(seat)
 
     def stop(self, number):
