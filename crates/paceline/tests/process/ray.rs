@@ -35,9 +35,9 @@ impl Cluster {
     fn start(folder: &Path, cpus: &[&str]) -> Option<Self> {
         let python = paceline_testing::python_with(&["ray.job_submission"])?;
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/ray_cluster.py");
-        let words = [script.as_os_str(), folder.join("ray").as_os_str()].map(ToOwned::to_owned);
-        let words = words.into_iter().chain(cpus.iter().map(Into::into));
+        let words = std::iter::once(script.as_os_str()).chain(cpus.iter().map(AsRef::as_ref));
         let mut command = command(folder, &python, words);
+        command.env("RAY_TMPDIR", folder);
         // `python3` and `ray` beside it.
         let own = Path::new(&python).parent().unwrap_or(Path::new(""));
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -63,11 +63,9 @@ impl Cluster {
     }
 
     fn answer(&mut self) -> Value {
-        let line = self
-            .answers
-            .next()
-            .expect("the cluster runs")
-            .expect("an answer");
+        let line = self.answers.next().and_then(Result::ok);
+        let said = || self.running.as_ref().map(Running::complaints);
+        let line = line.unwrap_or_else(|| panic!("the cluster has ended: {:?}", said()));
         serde_json::from_str(&line).expect("JSON")
     }
 
@@ -89,13 +87,11 @@ impl Cluster {
         job
     }
 
-    fn train(&mut self, options: &str, run: &str, epochs: usize) -> String {
-        let run = self.folder.join(run);
-        let line = format!(
-            "{PACELINE} train --run-dir {} {JOB} {epochs}",
-            run.display()
-        );
-        self.submit(options, &line.split_whitespace().collect::<Vec<_>>())
+    /// Submits a training in the test's folder.
+    fn train(&mut self, options: &str, line: &str) -> String {
+        let options = format!("{options} --chdir {}", self.folder.display());
+        let words = format!("{PACELINE} train {line}");
+        self.submit(&options, &words.split_whitespace().collect::<Vec<_>>())
     }
 
     fn has_said(&mut self, job: &str, text: &str) {
@@ -139,7 +135,8 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
     };
     let line = format!("train --run-dir whole {JOB} 2 --nproc-per-node 1");
     let hash = hash_of(folder.path(), &line);
-    let job = cluster.train("--nodes 2 --nproc-per-node 2", "run", 2);
+    let line = format!("--run-dir run {JOB} 2");
+    let job = cluster.train("--nodes 2 --nproc-per-node 2", &line);
     let says = format!("weights sha256: {hash}");
     cluster.end(&job).check("SUCCEEDED", Some(0), &[&says]);
 
@@ -201,12 +198,14 @@ fn jobs_lose_and_gain_ray_nodes() {
     let line = format!("train --run-dir whole {JOB} {epochs} --nproc-per-node 1");
     let hash = hash_of(folder.path(), &line);
     let options = "--nodes 1:3 --nproc-per-node 2 --recovery live --rdzv-conf last_call_timeout=2";
-    let job = cluster.train(options, "run", epochs);
-    cluster.has_said(&job, "[rank 0] epoch ");
-    cluster.ask(json!(["kill", 0]));
-    cluster.has_said(&job, "go on");
+    let line = format!("--run-dir run {JOB} {epochs} --evaluate-every 1");
+    let job = cluster.train(options, &line);
+    cluster.has_said(&job, "[rank 0] step ");
     cluster.ask(json!(["add", 2]));
     cluster.has_said(&job, "joins with 2 ranks");
+    // That of rank 0.
+    cluster.ask(json!(["kill", 0]));
+    cluster.has_said(&job, "; 4 ranks go on");
     let says = format!("weights sha256: {hash}");
     cluster.end(&job).check("SUCCEEDED", Some(0), &[&says]);
 }

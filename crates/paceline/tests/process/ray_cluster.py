@@ -1,6 +1,6 @@
 """A Ray cluster of several raylets on this machine, for ray.rs: answers one line of JSON with another, until its input ends.
 
-Usage: ray_cluster.py FOLDER CPUS...: a head without CPUs, and a raylet with so many for each number.
+Usage: ray_cluster.py CPUS...: a head without CPUs, and a raylet with so many for each number.
 """
 
 import json
@@ -9,18 +9,19 @@ import subprocess
 import sys
 import time
 
-import psutil
 from ray.cluster_utils import Cluster
 from ray.job_submission import JobSubmissionClient
+
+import psutil  # Ray has its own
 
 LIMIT_SECONDS = 120
 GONE_SECONDS = 15
 
 
 class Answers:
-    def __init__(self, folder, cpus):
+    def __init__(self, cpus):
         own = {"object_store_memory": 80 << 20}
-        head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": 0, "temp_dir": folder, **own}
+        head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": 0, **own}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.own = own
         self.nodes = []
@@ -86,8 +87,7 @@ def ranks():
 
 
 def main():
-    folder, *cpus = sys.argv[1:]
-    answers = Answers(folder, map(int, cpus))
+    answers = Answers(map(int, sys.argv[1:]))
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         name, *words = json.loads(line)

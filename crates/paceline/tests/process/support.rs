@@ -237,6 +237,11 @@ impl Running {
         has(&text)
     }
 
+    /// What it has written to standard error.
+    pub(crate) fn complaints(&self) -> String {
+        self.err.lock().0.clone()
+    }
+
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
