@@ -39,9 +39,10 @@ impl Cluster {
         let mut command = command(folder, &python, words);
         command.env("RAY_TMPDIR", folder);
         // `python3` and `ray` beside it.
-        let own = Path::new(&python).parent().unwrap_or(Path::new(""));
+        let own = Path::new(&python).parent().filter(|own| own.is_absolute());
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::iter::once(own.to_owned()).chain(std::env::split_paths(&path));
+        let own = own.map(ToOwned::to_owned);
+        let path = own.into_iter().chain(std::env::split_paths(&path));
         command.env("PATH", std::env::join_paths(path).expect("a path"));
         // Ray gives its workers little of a busy machine.
         command.env("RAY_worker_niceness", "0");
@@ -149,12 +150,27 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
     let says = ["error: rank 3", "SIGKILL"];
     cluster.end(&job).check("FAILED", Some(137), &says);
 
+    let job = cluster.submit("--nodes 2 --nproc-per-node 1 --no-fold", &stays);
+    cluster.has_said(&job, "up 0");
+    cluster.has_said(&job, "up 1");
+    cluster.ask(json!(["hit_process", "python3 -m paceline_driver"]));
+    cluster.end(&job).check("FAILED", Some(137), &[]);
+
+    let job = cluster.submit("--nodes 1:2 --nproc-per-node 1 --no-fold", &stays);
+    cluster.has_said(&job, "up 1");
+    cluster.ask(json!(["hit_process", "ray::Agent.run"]));
+    cluster.has_said(&job, "starts again");
+    cluster.has_said(&job, "a node has joined");
+    cluster.ask(json!(["stop", job]));
+    cluster.end(&job).check("STOPPED", None, &[]);
+
     // Ray itself would kill them after 3 s.
     let saves =
         "trap 'sleep 4; echo saved $RANK; exit 0' TERM; echo up $RANK; while :; do sleep 0.1; done";
     for nodes in ["2", "1:2"] {
         let options = format!("--nodes {nodes} --nproc-per-node 1 --no-fold");
         let job = cluster.submit(&options, &["sh", "-c", saves]);
+        cluster.has_said(&job, "up 0");
         cluster.has_said(&job, "up 1");
         cluster.ask(json!(["stop", job]));
         cluster

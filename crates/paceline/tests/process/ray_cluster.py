@@ -53,6 +53,11 @@ class Answers:
         [process] = [process for process, env in ranks() if env.get("RANK") == str(rank)]
         process.kill()
 
+    def hit_process(self, command):
+        """Kills one process whose command begins like this."""
+        found = [process for process, _ in marked() if " ".join(process.cmdline()).startswith(command)]
+        found[0].kill()
+
     def stop(self, job):
         self.client.stop_job(job)
 
@@ -73,17 +78,20 @@ class Answers:
         return True
 
 
-def ranks():
-    """Processes of a job, launchers among them, and their environment."""
-    found = []
+def marked():
+    """The processes of this test, and their environment."""
     for process in psutil.process_iter():
         try:
             env = process.environ()
-            if "PACELINE_JOB_TOKEN" in env and env.get("PROCESS_TEST_MARK") == os.environ["PROCESS_TEST_MARK"]:
-                found.append((process, env))
+            if env.get("PROCESS_TEST_MARK") == os.environ["PROCESS_TEST_MARK"]:
+                yield process, env
         except psutil.Error:
             pass
-    return found
+
+
+def ranks():
+    """Processes of a job, launchers among them."""
+    return [(process, env) for process, env in marked() if "PACELINE_JOB_TOKEN" in env]
 
 
 def main():
