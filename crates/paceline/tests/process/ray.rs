@@ -194,6 +194,15 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
             .end(&job)
             .check("FAILED", Some(4), &["no room within 3 s", wanted]);
     }
+
+    cluster.ask(json!(["add", 1, 2]));
+    let shows = ["sh", "-c", "echo gpus $CUDA_VISIBLE_DEVICES of $WORLD_SIZE"];
+    let job = cluster.submit("--gpus-per-node 1 --no-fold", &shows);
+    cluster.end(&job).check("SUCCEEDED", Some(0), &[" of 1\n"]);
+    let job = cluster.submit("--gpus-per-node 2 --nproc-per-node 1", &shows);
+    cluster
+        .end(&job)
+        .check("SUCCEEDED", Some(0), &["gpus 0,1 of 1\n"]);
 }
 
 #[test]

@@ -14,8 +14,8 @@ from ray.job_submission import JobSubmissionClient
 
 import psutil  # Ray has its own
 
-LIMIT_SECONDS = 120
-GONE_SECONDS = 15
+LIMIT_SECONDS = 300
+GONE_SECONDS = 30
 
 
 class Answers:
@@ -30,8 +30,8 @@ class Answers:
         self.address = f"http://{self.cluster.head_node.webui_url}"
         self.client = JobSubmissionClient(self.address)
 
-    def add(self, cpus):
-        self.nodes.append(self.cluster.add_node(num_cpus=cpus, **self.own))
+    def add(self, cpus, gpus=0):
+        self.nodes.append(self.cluster.add_node(num_cpus=cpus, num_gpus=gpus, **self.own))
 
     def kill(self, node):
         self.cluster.remove_node(self.nodes[node], allow_graceful=False)
