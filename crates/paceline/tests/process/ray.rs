@@ -156,13 +156,16 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
     cluster.ask(json!(["hit_process", "python3 -m paceline_driver"]));
     cluster.end(&job).check("FAILED", Some(137), &[]);
 
-    let job = cluster.submit("--nodes 1:2 --nproc-per-node 1 --no-fold", &stays);
+    let job = cluster.submit("--nodes 1:4 --nproc-per-node 1 --no-fold", &stays);
     cluster.has_said(&job, "up 1");
     cluster.ask(json!(["hit_process", "ray::Agent.run"]));
     cluster.has_said(&job, "starts again");
     cluster.has_said(&job, "a node has joined");
     cluster.ask(json!(["stop", job]));
-    cluster.end(&job).check("STOPPED", None, &[]);
+    let end = cluster.end(&job);
+    end.check("STOPPED", None, &[]);
+    // There is room for two launchers on each node.
+    assert!(!end.log.contains("up 2"), "{}", end.log);
 
     // Ray itself would kill them after 3 s.
     let saves =

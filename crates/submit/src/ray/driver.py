@@ -1,7 +1,8 @@
 """A job on a Ray cluster, written by `paceline submit ray`. `python3` with this file submits it, again and again.
 
-As the driver of a Ray job it starts one `paceline run` on each of the job's nodes. The launchers meet, watch their ranks and start them again by themselves. What is left to do here: room for them, another one whenever a node
-comes or goes where the number of nodes is a range, their output, signals, and their exit code.
+As the driver of a Ray job it starts one `paceline run` on each of the job's nodes. The launchers meet, watch their ranks and start them again
+by themselves. What is left to do here: room for them, another one whenever a node comes or goes where the number of nodes is a range, their
+output, signals, and their exit code.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 JOB = {}
 
-# Launchers end together. Those that do not are asked to, so long after the first.
+# Launchers end together. Those that do not are asked to, so long after the first; or they go on, if nodes may come and go.
 OTHERS_SECONDS = 60
 # How often launchers are started again that were killed on nodes that live.
 KILLED_MAX = 3
@@ -169,6 +170,8 @@ class Driver:
         self.endpoint = None
         self.seats = {}
         self.excluded = None
+        # Nodes whose launcher has failed alone.
+        self.unfit = set()
         self.codes = []
         self.killed = 0
         # Until when launchers may run after the first has ended, and whether they were asked to end.
@@ -225,7 +228,8 @@ class Driver:
         if number < self.min:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.group, number)
         elif self.excluded:
-            options["label_selector"] = {"ray.io/node-id": f"!in({', '.join(self.excluded)})"}
+            # A blank would be part of a node's name.
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(self.excluded)})"}
         self.seats[number] = Seat(number, options, self.events)
 
     def grow(self):
@@ -233,7 +237,7 @@ class Driver:
         if self.min == self.max or self.ends_at is not None:
             return
         waiting = [seat for number, seat in self.seats.items() if number >= self.min and seat.node is None]
-        taken = sorted(seat.node[0] for seat in self.seats.values() if seat.node is not None)
+        taken = sorted({seat.node[0] for seat in self.seats.values() if seat.node is not None} | self.unfit)
         if waiting and taken == self.excluded:
             return
         for seat in waiting:
@@ -280,6 +284,11 @@ class Driver:
             self.stop(signal.SIGTERM)
         elif kind == "alone":
             fail(f"no node was left, and none came within {JOB['join_timeout']:g} s: {found()}", DEADLINE, ROOM_HINT)
+        elif self.asked is None and self.min < self.max and 0 not in self.codes:
+            say("the other launchers run on: the job goes on without the node")
+            self.ends_at = None
+            self.codes.clear()
+            self.grow()
         elif self.asked is None:
             say(f"launchers still run {OTHERS_SECONDS} s after the first has ended: they are asked to end")
             self.stop(signal.SIGTERM)
@@ -313,6 +322,8 @@ class Driver:
                 return
             complain(f"the launcher on the node {seat.node[1]} was killed")
         del self.seats[seat.number]
+        if code != 0:
+            self.unfit.add(seat.node[0])
         self.codes.append(128 - code if code < 0 else code)
         self.wind_up()
 
@@ -433,18 +444,24 @@ def show(lines):
         sys.stdout.buffer.flush()
 
 
+def tell(kind, text):
+    with printing:
+        sys.stderr.write(f"{kind}: {text}\n")
+        sys.stderr.flush()
+
+
 def say(text):
-    show(f"note: {text}\n".encode())
+    tell("note", text)
 
 
 def complain(text):
-    show(f"error: {text}\n".encode())
+    tell("error", text)
 
 
 def fail(text, code, hint=None):
     complain(text)
     if hint:
-        show(f"hint: {hint}\n".encode())
+        tell("hint", hint)
     raise SystemExit(code)
 
 
@@ -468,7 +485,7 @@ def submit():
         except (ConnectionError, RuntimeError, ValueError) as error:
             fail(f"Ray does not take the job: {error}", ENVIRONMENT)
     print(f"submitted {job}", flush=True)
-    sys.stderr.write(f"hint: `ray job logs --follow {job}` shows what the job prints; `ray job stop {job}` ends it\n")
+    tell("hint", f"`ray job logs --follow {job}` shows what the job prints; `ray job stop {job}` ends it")
 
 
 if __name__ == "__main__":
