@@ -44,7 +44,7 @@ pub enum Scheduler {
     Slurm(paceline_submit::slurm::Options),
     /// Manifests, for `kubectl create`.
     Kubernetes(paceline_submit::kubernetes::Options),
-    /// A driver, for `ray job submit`.
+    /// A driver, which submits itself.
     Ray(paceline_submit::ray::Options),
 }
 
