@@ -61,6 +61,8 @@ pub enum Command {
     Run(Box<RunArgs>),
     /// Be the launcher of one host; started by `run`, not by people. Without arguments it reads what to do.
     HostAgent(Option<Box<RunArgs>>),
+    /// Host a store for the launchers of a job; started by the driver of a Ray job, not by people.
+    StoreServer,
     /// Time a program on several numbers of ranks.
     Compare(Box<CompareArgs>),
     /// Disturb a job and see whether it survives.
@@ -141,6 +143,7 @@ pub fn commands() -> Vec<clap::Command> {
     vec![
         run::command().mut_args(variables::read),
         run::agent_command(),
+        run::store_command(),
         compare::command(),
         chaos::command(),
         submit::command(),
@@ -177,6 +180,7 @@ impl Command {
                 None => Ok(Self::HostAgent(None)),
                 Some(_) => run::read(matches).map(|args| Self::HostAgent(Some(Box::new(args)))),
             }),
+            run::STORE => Some(Ok(Self::StoreServer)),
             "chaos" => Some(chaos::read(matches).map(|args| Self::Chaos(Box::new(args)))),
             "submit" => Some(submit::read(matches).map(|args| Self::Submit(Box::new(args)))),
             "doctor" => Some(Ok(Self::Doctor(Box::new(doctor::read(matches))))),
@@ -198,6 +202,7 @@ impl Command {
             Self::Run(args) => run::start(args),
             Self::HostAgent(None) => run::begin_agent(),
             Self::HostAgent(Some(args)) => run::serve_agent(args),
+            Self::StoreServer => run::serve_store(),
             Self::Compare(args) => compare::compare(args),
             Self::Chaos(args) => chaos::chaos(args),
             Self::Submit(args) => submit::submit(args),

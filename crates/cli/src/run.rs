@@ -15,6 +15,7 @@ mod ranks;
 mod scheduler;
 mod sense;
 mod start;
+mod store;
 mod torch_only;
 
 pub(crate) use agent::{
@@ -28,3 +29,4 @@ pub use placement::Placement;
 pub use ranks::Processes;
 pub use start::run as start;
 pub(crate) use start::{cluster, repeat};
+pub(crate) use store::{NAME as STORE, command as store_command, serve as serve_store};

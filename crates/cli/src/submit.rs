@@ -2,6 +2,7 @@
 
 mod kubernetes;
 mod passed;
+mod ray;
 mod slurm;
 
 use std::error::Error;
@@ -43,6 +44,8 @@ pub enum Scheduler {
     Slurm(paceline_submit::slurm::Options),
     /// Manifests, for `kubectl create`.
     Kubernetes(paceline_submit::kubernetes::Options),
+    /// A driver, which submits itself.
+    Ray(paceline_submit::ray::Options),
 }
 
 const EXAMPLES: &str = "\
@@ -59,7 +62,7 @@ Examples:
 pub fn command() -> clap::Command {
     clap::Command::new("submit")
         .about(
-            "Write the batch script or the manifest of a job, and hand it to Slurm or Kubernetes",
+            "Write the batch script, the manifest or the driver of a job, and hand it to Slurm, Kubernetes or Ray",
         )
         .after_help(EXAMPLES)
         .subcommand_required(true)
@@ -68,6 +71,7 @@ pub fn command() -> clap::Command {
         .subcommand_help_heading("Schedulers")
         .subcommand(slurm::command())
         .subcommand(kubernetes::command())
+        .subcommand(ray::command())
 }
 
 /// Reads the arguments of a command line.
@@ -77,6 +81,7 @@ pub fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     match matches.subcommand() {
         Some(("slurm", matches)) => slurm::read(matches),
         Some(("kubernetes", matches)) => kubernetes::read(matches),
+        Some(("ray", matches)) => ray::read(matches),
         other => unreachable!("clap knows no scheduler {other:?}"),
     }
 }
@@ -97,6 +102,7 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<Exit, Failure> {
         Scheduler::Slurm(_) => ("sbatch", &[]),
         // Unlike `apply` it refuses a job that is there already, and leaves no copy of the Secret in an annotation.
         Scheduler::Kubernetes(_) => ("kubectl", &["create", "-f"]),
+        Scheduler::Ray(_) => ("python3", &[]),
     };
     let file = args.file.display();
     if args.no_submit {
@@ -112,6 +118,8 @@ pub(crate) fn submit(args: &SubmitArgs) -> Result<Exit, Failure> {
             "`kubectl logs --follow --prefix --selector app.kubernetes.io/name={name}` shows what the job prints; \
              `kubectl delete -f {file}` removes it"
         ),
+        // The file has said how to see the job, and what it is called.
+        Scheduler::Ray(_) => format!("the driver is {file}"),
     });
     Ok(Exit::Done)
 }
@@ -129,6 +137,7 @@ impl SubmitArgs {
                 })?;
                 paceline_submit::kubernetes::render(&self.job, options, token.as_ref())
             }
+            Scheduler::Ray(options) => paceline_submit::ray::render(&self.job, options),
         };
         text.map_err(failed)
     }
@@ -147,7 +156,7 @@ fn failed(error: SubmitError) -> Failure {
     Failure::new(exit, message, error.hint())
 }
 
-/// The options that both schedulers have.
+/// The options that all schedulers have.
 #[derive(Args)]
 struct Common {
     #[command(flatten)]
@@ -165,7 +174,7 @@ struct Common {
 
 impl Common {
     fn on(self, scheduler: Scheduler, suffix: &str) -> SubmitArgs {
-        let file = || format!("{}.{suffix}", self.job.name).into();
+        let file = || format!("{}{suffix}", self.job.name).into();
         SubmitArgs {
             file: self.file.unwrap_or_else(file),
             job: self.job,
@@ -176,7 +185,7 @@ impl Common {
     }
 }
 
-/// A command of one scheduler, with the options that both have.
+/// A command of one scheduler, with the options that all have.
 fn scheduler<O: Args>(name: &'static str, suffix: &str, launcher: &str) -> clap::Command {
     let command = O::augment_args(Common::augment_args(clap::Command::new(name)));
     command
@@ -189,7 +198,7 @@ fn scheduler<O: Args>(name: &'static str, suffix: &str, launcher: &str) -> clap:
             arg.help(format!("`paceline` on the nodes [default: {launcher}]"))
         })
         .mut_arg("file", |arg| {
-            arg.help(format!("Where to write it [default: NAME.{suffix}]"))
+            arg.help(format!("Where to write it [default: NAME{suffix}]"))
         })
         .arg(
             shared("nproc_per_node")
@@ -210,13 +219,14 @@ fn scheduler<O: Args>(name: &'static str, suffix: &str, launcher: &str) -> clap:
 fn mistake(name: &str, kind: ErrorKind, message: impl std::fmt::Display) -> clap::Error {
     let command = match name {
         "slurm" => slurm::command(),
+        "ray" => ray::command(),
         _ => kubernetes::command(),
     };
     let name = format!("paceline submit {name}");
     command.bin_name(name).error(kind, message)
 }
 
-/// The options that both schedulers have, and those of one.
+/// The options that all schedulers have, and those of one.
 fn read_as<O: Args>(
     scheduler: &str,
     matches: &ArgMatches,

@@ -1,7 +1,7 @@
-//! Turns a job's description into a Slurm batch script or Kubernetes manifests.
+//! Turns a job's description into a Slurm batch script, Kubernetes manifests or the driver of a Ray job.
 //!
-//! [`Submission`] is what both need to know; [`slurm::render`] and [`kubernetes::render`] are pure functions of it and of the
-//! scheduler's own options. [`save`] and [`hand_over`] are the two things that touch the system.
+//! [`Submission`] is what all need to know; [`slurm::render`], [`kubernetes::render`] and [`ray::render`] are pure functions of it and of
+//! the scheduler's own options. [`save`] and [`hand_over`] are the two things that touch the system.
 //!
 //! ```
 //! use paceline_submit::{Nodes, Submission, slurm};
@@ -18,6 +18,7 @@
 mod error;
 mod hand_over;
 pub mod kubernetes;
+pub mod ray;
 pub mod slurm;
 mod submission;
 mod units;

@@ -67,6 +67,7 @@ pub fn outside_of_jobs(command: &mut Command) -> &mut Command {
         "OMPI_",
         "PMI",
         "MPI_",
+        "RAY_",
         "OMP_",
         "RAYON_",
         "PYTHON",

@@ -21,12 +21,12 @@ Examples:
 
 /// The command as clap knows it.
 pub(super) fn command() -> clap::Command {
-    scheduler::<Options>("kubernetes", "yaml", "paceline")
+    scheduler::<Options>("kubernetes", ".yaml", "paceline")
         .about("Write the manifests of an indexed Job or a JobSet and give them to kubectl")
         .after_help(EXAMPLES)
 }
 
 pub(super) fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     let (common, options) = read_as("kubernetes", matches, "paceline")?;
-    Ok(common.on(Scheduler::Kubernetes(options), "yaml"))
+    Ok(common.on(Scheduler::Kubernetes(options), ".yaml"))
 }

@@ -21,7 +21,7 @@ Examples:
 
 /// The command as clap knows it.
 pub(super) fn command() -> clap::Command {
-    scheduler::<Options>("slurm", "sbatch", "this program, under its path here")
+    scheduler::<Options>("slurm", ".sbatch", "this program, under its path here")
         .about("Write a batch script and give it to sbatch")
         .after_help(EXAMPLES)
         .mut_arg("log_dir", |arg| {
@@ -36,7 +36,7 @@ pub(super) fn read(matches: &ArgMatches) -> Result<SubmitArgs, clap::Error> {
     let (mut common, mut options): (_, Options) =
         read_as("slurm", matches, launcher.unwrap_or("paceline"))?;
     options.log_dir = take_value(&mut common.job.run_options, "--log-dir");
-    Ok(common.on(Scheduler::Slurm(options), "sbatch"))
+    Ok(common.on(Scheduler::Slurm(options), ".sbatch"))
 }
 
 /// The value of a passed option, which the script writes itself.

@@ -39,7 +39,7 @@ fn the_definitions_are_sound() {
 
 #[test]
 fn everything_after_the_program_is_the_programs() {
-    for scheduler in ["slurm", "kubernetes --image i"] {
+    for scheduler in ["slurm", "kubernetes --image i", "ray"] {
         let job = parsed(&format!(
             "submit {scheduler} --nodes 2 ./prog --nodes 9 -h --image j -- --dry-run"
         ))
@@ -64,13 +64,15 @@ fn a_job_needs_a_program_and_a_pod_an_image() {
 }
 
 #[test]
-fn both_schedulers_take_the_same_words_for_the_same_things() {
+fn all_schedulers_take_the_same_words_for_the_same_things() {
     let options = "-J mnist -N 2:4 --nproc-per-node 8 --cpus-per-rank 2 --gpus-per-node 8 --mem 64G -t 1-0 --env A=b=c --env PATH \
                    --shutdown-timeout 20 --launcher /opt/paceline --file some.file --dry-run";
     let of_slurm = parsed(&format!("submit slurm {options} ./prog"));
     let of_kubernetes = parsed(&format!("submit kubernetes --image i {options} ./prog"));
+    let of_ray = parsed(&format!("submit ray {options} ./prog"));
     assert_eq!(of_slurm.job, of_kubernetes.job);
-    for args in [&of_slurm, &of_kubernetes] {
+    assert_eq!(of_slurm.job, of_ray.job);
+    for args in [&of_slurm, &of_kubernetes, &of_ray] {
         assert!(args.dry_run && !args.no_submit);
         assert_eq!(args.file, PathBuf::from("some.file"));
     }
@@ -210,6 +212,27 @@ fn pods_are_described_in_kubernetes_words() {
 }
 
 #[test]
+fn ray_is_told_in_its_own_words_and_waits_as_long_as_the_launchers() {
+    let args = parsed(
+        "submit ray --address http://h:8265 --working-dir . --chdir /w --runtime-env-json {\"pip\":[\"x\"]} \
+         --rdzv-conf lease=5,join_timeout=9 ./prog",
+    );
+    let Scheduler::Ray(options) = args.scheduler else {
+        panic!("{:?}", args.scheduler);
+    };
+    assert_eq!(options.address.as_deref(), Some("http://h:8265"));
+    assert_eq!(options.working_dir.as_deref(), Some("."));
+    assert_eq!(options.chdir.as_deref(), Some("/w"));
+    assert_eq!(options.join_timeout, Some(Duration::from_secs(9)));
+    let env = options.runtime_env_json.expect("an object");
+    assert_eq!(env["pip"][0], "x");
+    assert_eq!(
+        args.job.run_options,
+        ["--rdzv-conf", "lease=5,join_timeout=9"]
+    );
+}
+
+#[test]
 fn the_job_is_called_like_its_program_if_nothing_else_is_said() {
     for (program, name) in [
         ("./train", "train"),
@@ -230,6 +253,11 @@ fn the_job_is_called_like_its_program_if_nothing_else_is_said() {
         parsed("submit kubernetes --image i ./train").file,
         PathBuf::from("train.yaml")
     );
+    // Not the script itself.
+    assert_eq!(
+        parsed("submit ray train.py").file,
+        PathBuf::from("train.ray.py")
+    );
 }
 
 #[test]
@@ -244,6 +272,7 @@ fn what_cannot_be_meant_is_refused_with_what_can() {
         ("slurm --dry-run --no-submit p", "cannot be used with"),
         ("kubernetes --image i --pvc data p", "CLAIM:PATH"),
         ("kubernetes --image i --toleration a:b p", "NoSchedule"),
+        ("ray --runtime-env-json [] p", "JSON object"),
         ("pbs p", "pbs"),
     ] {
         let error = parse(&format!("submit {line}")).expect_err(line);

@@ -24,6 +24,7 @@ mod object_store;
 mod pipeline;
 mod plan;
 mod preemption;
+mod ray;
 mod recovery;
 mod replay;
 mod resume;

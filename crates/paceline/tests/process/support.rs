@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -160,7 +160,22 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(mut command: Command) -> Self {
+    pub(crate) fn start(command: Command) -> Self {
+        let mut running = Self::begin(command, Stdio::null());
+        let out = running.child.stdout.take().expect("a pipe");
+        running.out = Heard::listen(out, "test/stdout");
+        running
+    }
+
+    /// Starts a command whose standard input and output the caller has.
+    pub(crate) fn spoken_with(command: Command) -> (Self, ChildStdin, ChildStdout) {
+        let mut running = Self::begin(command, Stdio::piped());
+        running.out.lock().1 = true;
+        let (input, out) = (running.child.stdin.take(), running.child.stdout.take());
+        (running, input.expect("a pipe"), out.expect("a pipe"))
+    }
+
+    fn begin(mut command: Command, stdin: Stdio) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let mark = format!(
             "{}-{}",
@@ -169,13 +184,13 @@ impl Running {
         );
         command
             .env(MARK, &mark)
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn().expect("the command starts");
         Self {
-            out: Heard::listen(child.stdout.take().expect("a pipe"), "test/stdout"),
+            out: Arc::default(),
             err: Heard::listen(child.stderr.take().expect("a pipe"), "test/stderr"),
             child,
             mark,
@@ -220,6 +235,11 @@ impl Running {
             panic!("fewer than {lines} lines with {part:?} within {LIMIT:?}:\n{err}");
         };
         has(&text)
+    }
+
+    /// What it has written to standard error.
+    pub(crate) fn complaints(&self) -> String {
+        self.err.lock().0.clone()
     }
 
     pub(crate) fn pid(&self) -> Pid {

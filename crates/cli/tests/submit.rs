@@ -1,4 +1,5 @@
-//! `paceline submit slurm` against a real Slurm of this machine, which `tools/slurm.sh` starts for each test.
+//! `paceline submit slurm` against a real Slurm of this machine, which `tools/slurm.sh` starts for each test, and the store at which launchers
+//! under `paceline submit ray` meet.
 
 use std::fs;
 use std::path::Path;
@@ -152,4 +153,40 @@ fn a_job_whose_time_is_nearly_up_goes_on_in_its_next_turn() {
     assert!(output.status.success(), "{text}");
     let (first, second) = (text.find("saved"), text.find("second turn"));
     assert!(first.is_some() && first < second, "{text}");
+}
+
+/// Launchers `a`, `b` and `c` of a job of one or two nodes; `up.c.2` says that the rank of `c` is one of two.
+const OUTSIDE: &str = r#"
+export PACELINE_JOB_TOKEN=$(printf 5e%.0s {1..32})
+coproc store { exec "$0" store-server; }
+read -r port <&"${store[0]}"
+node() {
+    PACELINE_HOST_ID=$1 exec "$0" run --log-dir /dev/null --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint "127.0.0.1:$port" \
+        --rdzv-conf lease=1,last_call_timeout=0.2 sh -c '> "up.$PACELINE_HOST_ID.$WORLD_SIZE"; until test -e over; do sleep 0.02; done'
+}
+is_there() { until test -e "$1"; do sleep 0.02; done; }
+node a & a=$!
+is_there up.a.1
+node b & b=$!
+is_there up.b.2
+kill -9 $a
+is_there up.b.1
+node c & c=$!
+is_there up.c.2
+> over
+wait $b && wait $c || exit
+eval "exec ${store[1]}>&-"
+wait $store_PID
+"#;
+
+#[test]
+fn a_node_finds_the_job_at_a_store_outside_of_it_when_the_first_node_is_gone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new("timeout");
+    paceline_testing::outside_of_jobs(&mut command);
+    let words = ["--kill-after=20", "120", "bash", "-c", OUTSIDE, LAUNCHER];
+    let ended = command.args(words).current_dir(folder.path()).output();
+    let ended = ended.expect("bash runs");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{}: {said}", ended.status);
 }
