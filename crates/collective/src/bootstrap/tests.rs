@@ -8,7 +8,7 @@ use super::swap::{Swap, Swapped, lost};
 use super::*;
 use crate::handover;
 use crate::memory::Shown;
-use crate::mesh::{Connections, farewell};
+use crate::mesh::farewell;
 
 /// A job whose ranks have one process, and so one life.
 struct Job {
@@ -24,7 +24,7 @@ struct Met<'a> {
     records: Vec<Record>,
     team: Vec<usize>,
     shown: Shown,
-    connections: Connections,
+    links: Vec<Option<Socket>>,
     _listeners: Listeners,
 }
 
@@ -84,19 +84,19 @@ impl<'a> Met<'a> {
             .prepare(&records, &hosts, listeners.unix.as_ref())
             .1
             .unwrap();
-        let (connections, team, shown) = forming.meet(&records, 1, prepared).unwrap();
+        let (links, team, shown) = forming.meet(&records, prepared).unwrap();
         Self {
             forming,
             records,
             team,
             shown,
-            connections,
+            links,
             _listeners: listeners,
         }
     }
 
     fn links(&self) -> &[Option<Socket>] {
-        &self.connections[MESSAGES]
+        &self.links
     }
 
     fn swap(&self) -> Result<Swapped, Error> {
@@ -117,8 +117,10 @@ impl<'a> Met<'a> {
 
     /// Hands over its memory and hears nothing.
     fn send(&self) {
+        let fd = self.shown.control.fd();
         for socket in self.links().iter().flatten() {
-            handover::send(socket, &[self.shown.control.fd()], self.forming.deadline).unwrap();
+            // Higher ranks expect a connection behind it.
+            handover::send(socket, &[fd, fd], self.forming.deadline).unwrap();
         }
     }
 
@@ -138,7 +140,7 @@ fn ranks_that_are_all_there_have_all_segments() {
     let job = Job::new(3, Transport::Shm);
     std::thread::scope(|scope| {
         for rank in job.meet() {
-            scope.spawn(move || assert_eq!(rank.swap().unwrap().0.len(), 3));
+            scope.spawn(move || assert_eq!(rank.swap().unwrap().shown.len(), 3));
         }
     });
 }
