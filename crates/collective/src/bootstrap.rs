@@ -571,4 +571,6 @@ fn fingerprint(text: &str) -> u64 {
 }
 
 #[cfg(test)]
+pub(crate) use self::record::simulated;
+#[cfg(test)]
 mod tests;

@@ -254,13 +254,48 @@ pub(super) fn shared_slot(me: &Record, peer: &Record) -> Option<usize> {
     shared.then_some(peer.local_rank)
 }
 
+/// The records of a world, as they come from the store.
+#[cfg(test)]
+pub(crate) struct Simulated(Vec<Vec<u8>>);
+
+#[cfg(test)]
+pub(crate) fn simulated(world: usize, mates: usize) -> Simulated {
+    let record = |rank: usize| {
+        let host = format!("node{}.cluster", rank / mates);
+        let record = Record {
+            world,
+            unix: Some(format!("paceline-{rank:032x}")),
+            ..tests::record(rank, "auto", &host)
+        };
+        record.encode()
+    };
+    Simulated((0..world).map(record).collect())
+}
+
+#[cfg(test)]
+impl Simulated {
+    /// What a rank makes of them: the hosts as they are, if all ranks reach those of their own.
+    pub(crate) fn hosts(&self) -> Hosts {
+        let world = self.0.len();
+        let records = self.0.iter().enumerate();
+        let records: Vec<Record> = records
+            .map(|(rank, bytes)| Record::decode(bytes, rank, world).unwrap())
+            .collect();
+        assert!(matches!(choose(&records), Choice::Share { .. }));
+        super::reach::proven(
+            &hosts(&records),
+            &vec![super::reach::Reach::default(); world],
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn record(rank: usize, transport: &str, host: &str) -> Record {
+    pub(super) fn record(rank: usize, transport: &str, host: &str) -> Record {
         Record {
             protocol: PROTOCOL,
             rank,

@@ -145,6 +145,37 @@ fn ranks_that_are_all_there_have_all_segments() {
     });
 }
 
+/// Descriptors on their way count against a user's limit of open files.
+#[test]
+fn a_rank_sends_few_descriptors_ahead_of_those_it_gets() {
+    let job = Job::new(12, Transport::Shm);
+    let mut ranks = job.meet();
+    let late = ranks.remove(0).out_of_time();
+    check(late.swap(), 1, "rank 0 waited");
+    let has_been_sent = |rank: &Met<'_>| {
+        let link = rank.links()[0].as_ref().unwrap();
+        let what = handover::receive(link, Instant::now());
+        usize::from(what.is_ok())
+    };
+    assert_eq!(ranks.iter().map(has_been_sent).sum::<usize>(), 8);
+}
+
+#[test]
+fn a_rank_makes_as_few_requests_in_a_large_world_as_in_a_small_one() {
+    let requests = |world| {
+        let job = Job::new(world, Transport::Tcp);
+        std::thread::scope(|scope| {
+            for rank in 0..world {
+                let forming = job.forming(rank);
+                scope.spawn(move || forming.report_in().unwrap());
+            }
+        });
+        job.server.as_ref().unwrap().requests() / world as u64
+    };
+    let (few, many) = (requests(4), requests(64));
+    assert!(many <= 2 * few, "{few} requests of each of 4, {many} of 64");
+}
+
 /// The one that gave up had not noticed this rank's connection yet, so that nothing came over it but its end.
 #[test]
 fn a_rank_that_has_left_because_of_another_one_is_not_taken_for_the_first() {

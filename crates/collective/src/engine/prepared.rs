@@ -1,6 +1,6 @@
 //! Plans ready to run, kept between calls: training issues the same ones in every step.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::call::Call;
@@ -39,13 +39,10 @@ impl Prepared {
         let plan = Plan::new(&spec, rank);
         let tasks = || plan.rounds.iter().flat_map(|round| &round.tasks);
         let spots = || tasks().flat_map(|task| task.inputs.iter().chain(&task.outputs));
-        let mut touched: Vec<(usize, Space)> = Vec::new();
-        for spot in spots().filter(|spot| spot.rank != rank) {
-            let one = (spot.rank, spot.place.space);
-            if !touched.contains(&one) {
-                touched.push(one);
-            }
-        }
+        let others = spots().filter(|spot| spot.rank != rank);
+        let touched: HashSet<_> = others.map(|spot| (spot.rank, spot.place.space)).collect();
+        let mut touched: Vec<(usize, Space)> = touched.into_iter().collect();
+        touched.sort_unstable_by_key(|(rank, _)| *rank);
         let mut layouts = vec![None; spec.world()];
         for one in touched.iter().map(|(rank, _)| *rank).chain([rank]) {
             let both = || [Space::In, Space::Out].map(|space| Layout::of(&spec, one, space));
