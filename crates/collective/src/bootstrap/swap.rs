@@ -81,8 +81,8 @@ impl Swap<'_> {
         let mut pending: Vec<(usize, &Socket)> = self.peers().collect();
         let mut ahead = AHEAD_MAX;
         let mut unsent = self.in_turn();
-        while !pending.is_empty() {
-            // Whoever waits has been sent less than it has sent itself, so never do all wait.
+        loop {
+            // Whoever holds back has been sent less than it has sent itself, so never do all.
             for (peer, socket) in unsent.by_ref().take(ahead) {
                 ahead -= 1;
                 let sent = self.send(peer, socket, fds, &mut p2p[peer]);
@@ -93,6 +93,9 @@ impl Swap<'_> {
                     }
                     return Err(Failure::Ended { peer, reason });
                 }
+            }
+            if pending.is_empty() {
+                break;
             }
             self.forming.health()?;
             let left = (self.forming.deadline).saturating_duration_since(Instant::now());
