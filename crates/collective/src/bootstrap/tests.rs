@@ -136,11 +136,15 @@ fn check(outcome: Result<Swapped, Error>, culprit: usize, words: &str) {
 }
 
 #[test]
-fn ranks_that_are_all_there_have_all_segments() {
-    let job = Job::new(3, Transport::Shm);
+fn ranks_that_are_all_there_have_all_segments_and_connections() {
+    let job = Job::new(12, Transport::Shm);
     std::thread::scope(|scope| {
         for rank in job.meet() {
-            scope.spawn(move || assert_eq!(rank.swap().unwrap().shown.len(), 3));
+            scope.spawn(move || {
+                let swapped = rank.swap().unwrap();
+                assert_eq!(swapped.shown.len(), 12);
+                assert_eq!(swapped.p2p.iter().flatten().count(), 11);
+            });
         }
     });
 }
