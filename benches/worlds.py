@@ -32,7 +32,7 @@ OUT = path("worlds.jsonl")
 WORLDS = "8,64,128,256,512"
 SECONDS_MAX = 300
 SHARDS = 512
-STEPS_WARMUP = 4
+STEPS, STEPS_WARMUP = 24, 4
 TICKS = os.sysconf("SC_CLK_TCK")
 # Ranks whose memory is read: reading it takes the kernel as long as the rank has pages.
 SAMPLED = 16
@@ -74,6 +74,8 @@ def sample(launcher):
     ranks = [pid for pid in children(launcher) if field(pid, "status", "Threads") > 1]
     some = ranks[:: max(1, len(ranks) // SAMPLED)]
     middle = lambda of: median(map(of, some))
+    if not some:
+        return {}
     return {
         "pss_bytes": middle(lambda pid: field(pid, "smaps_rollup", "Pss") * 1024),
         "private_bytes": middle(lambda pid: (field(pid, "smaps_rollup", "Private_Clean") + field(pid, "smaps_rollup", "Private_Dirty")) * 1024),
@@ -108,15 +110,16 @@ def undisturbed(program, world, transport):
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         process, run = start(program, world, transport, folder)
         join = joined(process, run, started)
-        of_ranks = sample(process.pid) if join else {}
-        launcher = last_step = 0
+        of_ranks, launcher, last_step = {}, 0, 0
         while process.poll() is None and time.monotonic() - started < SECONDS_MAX:
             try:
                 launcher = processor_seconds(process.pid)
             except (FileNotFoundError, ProcessLookupError):
                 break
-            steps = [record for record in records(run) if record["kind"] == "step"]
-            if len(steps) == 24 and not last_step:
+            steps = sum(record["kind"] == "step" for record in records(run))
+            if steps > STEPS_WARMUP and not of_ranks:
+                of_ranks = sample(process.pid)
+            if steps == STEPS and not last_step:
                 last_step = time.monotonic()
             time.sleep(0.1)
         if process.poll() is None:

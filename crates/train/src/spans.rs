@@ -1,6 +1,6 @@
 //! What the ranks did in a step, for a few steps of each epoch.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use paceline_rendezvous::monotonic_ns;
@@ -134,12 +134,13 @@ pub(crate) fn records(ranks: &[Vec<Spans>]) -> Vec<SpansRecord> {
 fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
     let of_rank = |rank: &'_ Vec<Spans>| rank.iter().find(|spans| spans.step == step).cloned();
     let ranks: Vec<Option<Spans>> = ranks.iter().map(of_rank).collect();
-    let reduced_ns = |node: usize| {
-        let of_node = ranks.iter().flatten().filter(|spans| spans.node == node);
-        of_node.map(|spans| spans.reduced_ns).min().unwrap_or(0)
-    };
+    let mut reduced_ns = BTreeMap::new();
+    for spans in ranks.iter().flatten() {
+        let first: &mut u64 = reduced_ns.entry(spans.node).or_insert(spans.reduced_ns);
+        *first = spans.reduced_ns.min(*first);
+    }
     let since_reduced = |spans: &Spans| -> Vec<(Kind, [i64; 2])> {
-        let zero = reduced_ns(spans.node);
+        let zero = reduced_ns[&spans.node];
         let since = |ns: u64| ns.wrapping_sub(zero).cast_signed();
         let spans = spans.spans.iter();
         spans
