@@ -41,7 +41,7 @@ SAMPLED = 16
 def job(program, world, transport, run):
     return [program, "train", "--task", "digits", "--model", "tiny", "--shards", str(SHARDS), "--global-batch", str(SHARDS), "--epochs", "8",
             "--threads-per-rank", "1", "--usage", "off", "--timeout-seconds", "200", "--nproc-per-node", str(world), "--transport", transport,
-            "--run-dir", str(run)]
+            "--run-dir", str(run), "--recovery", "none"]
 
 
 def records(run):
@@ -172,7 +172,7 @@ def table(lines):
         cells = [transport, str(world), shown(line["join_seconds"], ".2f") + " s", shown(line["step_seconds"], ".0f", 1e-3) + " ms",
                  shown(line["end_seconds"], ".1f") + " s", shown(line.get("pss_bytes"), ".1f", 1e6) + " MB", shown(line.get("threads"), ".0f"),
                  shown(line.get("files"), ".0f"), shown(line["ranks_seconds"] / world, ".2f") + " s", shown(line["launcher_seconds"], ".2f") + " s",
-                 shown(loss.get("seconds"), ".1f") + " s", shown(loss.get("lines"), "d")]
+                 shown(loss.get("seconds"), ".1f") + " s", shown(loss.get("lines"), ".0f")]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
