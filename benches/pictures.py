@@ -8,7 +8,7 @@ Usage: benches/pictures.py roofline [KERNELS] >roofline.svg
 `roofline` reads the first run in KERNELS, the output of `cargo bench -p paceline-kernels` (docs/benchmarks/kernels.txt): each layer's GFLOP/s over
 its operations for each byte, below what registers and memory allow. `profile` samples steps of `examples/step_time` on one thread with perf and
 sorts the samples by kernel; PROGRAM is an earlier build of it. Functions must keep their names:
-`cargo rustc --release -p paceline --example step_time -- -C strip=none`. `worlds` draws the last run of benches/worlds.py.
+`cargo rustc --release -p paceline --example step_time -- -C strip=none`. `worlds` draws docs/benchmarks/worlds.jsonl, the results of benches/worlds.py.
 """
 
 import argparse
@@ -23,8 +23,9 @@ import tempfile
 from collections import Counter
 from statistics import median
 
-from results import newest, path
+from results import path
 from step_time import KEPT, PROGRAM
+from worlds import kept
 
 WIDTH, INK, PALE, LINE = 960, "#1f2933", "#667381", "#d9dfe5"
 COLOURS = ["#2f6fb3", "#6aa0d8", "#a9c8e8", "#c8553d", "#e39b7b", "#4f9d69", "#9ccb8f", "#8a63b5", "#c3a6e0", "#d9a404", "#7b8794", "#c3ccd5"]
@@ -217,7 +218,7 @@ GROWTH = [
 
 
 def worlds(_):
-    jobs = [line for line in newest(path("worlds.jsonl")) if line["record"] == "job" and line["code"] == 0]
+    jobs = [line for line in kept() if line["record"] == "job" and line["code"] == 0]
     parts, height, width = [], 360, 380
     for panel, transport in enumerate(dict.fromkeys(line["transport"] for line in jobs)):
         lines = sorted((line for line in jobs if line["transport"] == transport), key=lambda line: line["world"])

@@ -10,7 +10,7 @@ compared their models, the median step, the time from the last step to the end, 
 files of a rank, the processor time of the ranks and of the launcher. A second job of the same size loses a rank after it has joined: the
 time until the launcher has ended, and the lines that people are told. Each job may take SECONDS_MAX; one that fails is a line too. Raw
 results, one JSON object per line, are appended to docs/benchmarks/worlds.jsonl. A Markdown table of this run goes to stdout, progress
-to stderr; --table prints that of the file's last run again.
+to stderr; --table prints one of the newest job of each size in the file.
 
 Exit codes: 0 done, 1 a job failed, 2 wrong usage."""
 
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from results import Results, add_program, check_program, newest, path
+from results import Results, add_program, check_program, path
 
 OUT = path("worlds.jsonl")
 WORLDS = "8,64,128,256,512"
@@ -155,6 +155,13 @@ def with_a_loss(program, world, transport):
                 "longest_line": max(map(len, lines[error:]), default=0), "error": lines[error] if error < len(lines) else None}
 
 
+def kept():
+    """The file's newest line of each job."""
+    lines = [json.loads(line) for line in OUT.read_text(encoding="utf-8").splitlines()]
+    newest = {(line["record"], line["transport"], line["world"]): line for line in lines if line["record"] in ("job", "loss")}
+    return sorted(newest.values(), key=lambda line: (line["transport"], line["world"]))
+
+
 def shown(value, form, unit=1.0):
     return "-" if value is None else f"{value / unit:{form}}"
 
@@ -185,7 +192,7 @@ def main():
     add_program(parser)
     options = parser.parse_args()
     if options.table:
-        print(table(newest(OUT)))
+        print(table(kept()))
         return 0
     check_program(parser, options.program)
     results = Results(OUT, options.program)

@@ -329,7 +329,7 @@ impl<'a> Forming<'a> {
     fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
         let hosts = Hosts::apart(me.world);
         let mates = Sockets::default();
-        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
+        let (sockets, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
         let status = self.status(
             self.page.clone(),
             self.peers(records, |peer| shared_slot(me, peer)),
@@ -337,7 +337,7 @@ impl<'a> Forming<'a> {
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let memory = (Allocator::Heap, Vec::new());
         let transport = self.between_hosts("tcp");
-        self.wiring(transport, status, engine, hosts, memory, (messages, p2p))
+        self.wiring(transport, status, engine, hosts, memory, sockets)
     }
 
     /// `memory`: where buffers come from, and by rank the segments that are mapped, if any.
@@ -382,7 +382,7 @@ impl<'a> Forming<'a> {
         hosts: &Hosts,
         listeners: &Listeners,
         mates: Sockets,
-    ) -> Result<(Vec<Option<Socket>>, Vec<Option<Socket>>, Streams), Error> {
+    ) -> Result<(Sockets, Streams), Error> {
         let Some(listener) = &listeners.tcp else {
             return Err(self.impossible("the ranks do not share a host".into()));
         };
@@ -420,7 +420,7 @@ impl<'a> Forming<'a> {
             false => Streams::new(me.rank, data),
         };
         let streams = streams.map_err(|error| self.system("prepare its connections", &error))?;
-        Ok((messages, p2p, streams.on(self.env.cores())))
+        Ok(((messages, p2p), streams.on(self.env.cores())))
     }
 
     /// What this rank's host is called.

@@ -146,7 +146,8 @@ impl Forming<'_> {
         for rank in 0..self.env.world {
             let key = key(folder, rank);
             // Of very many keys the list has the first ones only.
-            if !here.contains(&*key) && !(list.more && self.client.check(&[&key])?) {
+            let is_here = here.contains(&*key) || list.more && self.client.check(&[&key])?;
+            if !is_here {
                 missing.push(rank);
             }
         }

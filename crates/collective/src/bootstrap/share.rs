@@ -33,6 +33,9 @@ pub(super) struct Prepared<'a> {
     shown: Shown,
 }
 
+/// The connections for messages by rank, the ranks of this host, and this rank's memory.
+type Met = (Vec<Option<Socket>>, Vec<usize>, Shown);
+
 /// What a rank shares with those of its host.
 struct Shared {
     team: Vec<usize>,
@@ -192,10 +195,10 @@ impl Forming<'_> {
     ) -> Result<Wiring, Error> {
         let mut shared = self.share(me, records, prepared)?;
         let mates = shared.take_sockets();
-        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
+        let (sockets, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
         let engine = shared.engine(me, self.env.cores(), Some(streams));
         let transport = self.between_hosts("hierarchical");
-        self.shared_wiring(transport, shared, engine, hosts, (messages, p2p))
+        self.shared_wiring(transport, shared, engine, hosts, sockets)
     }
 
     fn shared_wiring(
@@ -270,11 +273,7 @@ impl Forming<'_> {
     }
 
     /// Connects the ranks of this host.
-    pub(super) fn meet(
-        &self,
-        records: &[Record],
-        prepared: Prepared<'_>,
-    ) -> Result<(Vec<Option<Socket>>, Vec<usize>, Shown), Error> {
+    pub(super) fn meet(&self, records: &[Record], prepared: Prepared<'_>) -> Result<Met, Error> {
         let Prepared {
             team,
             listener,
