@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Draws what the CPU kernels reach, and where the time of a step goes, as SVG.
+"""Draws what the CPU kernels reach, where the time of a step goes, and how costs grow with the ranks, as SVG.
 
 Usage: benches/pictures.py roofline [KERNELS] >roofline.svg
        benches/pictures.py profile [--before PROGRAM] [--seconds N] WORKLOAD... >profile.svg
+       benches/pictures.py worlds >worlds.svg
 
 `roofline` reads the first run in KERNELS, the output of `cargo bench -p paceline-kernels` (docs/benchmarks/kernels.txt): each layer's GFLOP/s over
 its operations for each byte, below what registers and memory allow. `profile` samples steps of `examples/step_time` on one thread with perf and
 sorts the samples by kernel; PROGRAM is an earlier build of it. Functions must keep their names:
-`cargo rustc --release -p paceline --example step_time -- -C strip=none`.
+`cargo rustc --release -p paceline --example step_time -- -C strip=none`. `worlds` draws docs/benchmarks/worlds.jsonl, the results of benches/worlds.py.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from statistics import median
 
 from results import path
 from step_time import KEPT, PROGRAM
+from worlds import kept
 
 WIDTH, INK, PALE, LINE = 960, "#1f2933", "#667381", "#d9dfe5"
 COLOURS = ["#2f6fb3", "#6aa0d8", "#a9c8e8", "#c8553d", "#e39b7b", "#4f9d69", "#9ccb8f", "#8a63b5", "#c3a6e0", "#d9a404", "#7b8794", "#c3ccd5"]
@@ -205,12 +207,56 @@ def profile(options):
     picture("Where the time of a training step goes", "One thread; bars of one network share a scale", y + 90, parts)
 
 
+# Of a job of benches/worlds.py: what is drawn, and how it is computed.
+GROWTH = [
+    ("time to join", lambda line: line["join_seconds"]),
+    ("median step", lambda line: line["step_seconds"]),
+    ("memory of a rank (PSS)", lambda line: line["pss_bytes"]),
+    ("processor time of a rank", lambda line: line["ranks_seconds"] / line["world"]),
+    ("processor time of the launcher", lambda line: line["launcher_seconds"]),
+    ("open files of a rank", lambda line: line["files"]),
+]
+
+
+def worlds(_):
+    jobs = [line for line in kept() if line["record"] == "job" and line["code"] == 0]
+    parts, height, width = [], 360, 380
+    for panel, transport in enumerate(dict.fromkeys(line["transport"] for line in jobs)):
+        lines = sorted((line for line in jobs if line["transport"] == transport), key=lambda line: line["world"])
+        base = lines[0]
+        left, top, bottom = 100 + panel * (width + 60), 110, 110 + height
+        least, most = base["world"], max(line["world"] for line in jobs)
+        x = lambda world: left + width * math.log(world / least) / math.log(most / least)
+        factors = [of(line) / of(base) for _, of in GROWTH for line in lines if of(base)]
+        lowest, highest = min(0.5, *factors), max(*factors, most / least)
+        y = lambda factor: bottom - height * math.log(factor / lowest) / math.log(highest / lowest)
+        parts.append(text(left, top - 14, f"over {transport}", 13))
+        for line_of in lines:
+            parts += [line(x(line_of["world"]), top, x(line_of["world"]), bottom), text(x(line_of["world"]), bottom + 18, str(line_of["world"]), 11, "middle", PALE)]
+        for power in range(math.ceil(math.log10(lowest)), math.floor(math.log10(highest)) + 1):
+            parts += [line(left, y(10 ** power), left + width, y(10 ** power)), text(left - 6, y(10 ** power) + 4, f"{10 ** power:g}", 11, "end", PALE)]
+        last = lines[-1]["world"]
+        parts.append(line(x(least), y(1), x(last), y(last / least), INK, ' stroke-dasharray="6 4"'))
+        for colour, (name, of) in zip((COLOURS[place] for place in (0, 3, 5, 7, 9, 10)), GROWTH):
+            if not of(base):
+                continue
+            points = [(x(line["world"]), y(of(line) / of(base)), of(line) / of(base)) for line in lines]
+            parts += [line(*a[:2], *b[:2], colour, ' stroke-width="2"') for a, b in zip(points, points[1:])]
+            parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5" fill="{colour}"><title>{name}: {factor:.1f} times</title></circle>' for a, b, factor in points]
+    for place, (colour, (name, _)) in enumerate(zip((COLOURS[number] for number in (0, 3, 5, 7, 9, 10)), GROWTH)):
+        across, down = 100 + place % 3 * 270, 110 + height + 44 + place // 3 * 22
+        parts += [rect(across, down, 14, 14, colour), text(across + 20, down + 12, name)]
+    title = "How the costs of a job grow with its ranks"
+    picture(title, "Times as much as with 8 ranks, all on one machine with 2 cores; dashed: as much more as there are ranks more", 110 + height + 100, parts)
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("Usage: ")[1].split("\n\n")[0])
     commands = parser.add_subparsers(required=True)
     of_roofline = commands.add_parser("roofline")
     of_roofline.add_argument("kernels", nargs="?", type=argparse.FileType(), default=str(path("kernels.txt")))
     of_roofline.set_defaults(run=roofline)
+    commands.add_parser("worlds").set_defaults(run=worlds)
     of_profile = commands.add_parser("profile")
     of_profile.add_argument("--before")
     of_profile.add_argument("--seconds", type=int, default=5)

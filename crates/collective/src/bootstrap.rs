@@ -1,6 +1,7 @@
 //! Forms a group: ranks publish where they are, choose a transport, and connect.
 
 mod address;
+mod exchange;
 mod mpi;
 mod notice;
 mod reach;
@@ -17,16 +18,16 @@ use std::time::{Duration, Instant};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::net::nodename;
 use paceline_rendezvous::page::{Activity, Generation, JobPage, Phase};
-use paceline_rendezvous::store::{self, Client, NOTICE_AFTER, Store as _, StoreError};
+use paceline_rendezvous::store::{self, Client, Store as _, StoreError};
 use parking_lot::Mutex;
 
 use self::address::NoAddress;
 use self::record::{Choice, PROTOCOL, Record, choose, data_lanes, namespace, shared_slot};
 use crate::engine::Engine;
-use crate::error::{Error, Ranks};
+use crate::error::Error;
 use crate::flight::Formation;
 use crate::memory::{Allocator, Arena, Segment};
-use crate::mesh::Mesh;
+use crate::mesh::{Advice as _, Mesh};
 use crate::options::{GroupOptions, Transport};
 use crate::p2p::PointToPoint;
 use crate::plan::Hosts;
@@ -38,22 +39,15 @@ use crate::wiring::{Origin, Subgroup, Wiring};
 
 /// The first lane of a mesh: messages. The others are behind it, so that neither waits for the other.
 const MESSAGES: usize = 0;
-/// The second lane: what ranks send to one another beside the operations of all. Then come those for data, between ranks
-/// that share no memory.
+/// The second lane between hosts: what ranks send to one another beside the operations of all. Then come those for data.
 const P2P: usize = 1;
 /// The name under which ranks publish where they are. A rank with a record has arrived.
 const RECORDS: &str = "record";
-/// Lanes of each pair of ranks.
+/// Lanes of each pair of ranks on different hosts, beside those for data.
 const LANES_FOR_ALL: usize = 2;
 
-/// In larger jobs rank 0 alone says who is missing, and names so many.
-const TELLERS_MAX: usize = 16;
-
-/// Longest wait for another rank between two looks at the launcher's page: one request to the store for each.
+/// Longest wait for another rank between two looks at the launcher's page.
 const SLICE: Duration = Duration::from_millis(100);
-
-/// The same while a later generation forms: the next loss is likely now, and the other ranks do nothing else.
-const NEXT_SLICE: Duration = Duration::from_millis(10);
 
 /// The first phase of forming a group: the end of "could not ...".
 const REACH_STORE: &str = "reach the job's store";
@@ -200,6 +194,9 @@ fn deadline(started: Instant, timeout: Duration) -> Instant {
     started.checked_add(timeout).unwrap_or(started + far)
 }
 
+/// Connections for messages and for p2p, by rank.
+type Sockets = (Vec<Option<Socket>>, Vec<Option<Socket>>);
+
 /// Where this rank listens, as far as the transport that is wished for needs it.
 struct Listeners {
     unix: Option<Listener>,
@@ -334,7 +331,8 @@ impl<'a> Forming<'a> {
 
     fn tcp(&self, me: &Record, records: &[Record], listeners: &Listeners) -> Result<Wiring, Error> {
         let hosts = Hosts::apart(me.world);
-        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
+        let mates = Sockets::default();
+        let (sockets, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
         let status = self.status(
             self.page.clone(),
             self.peers(records, |peer| shared_slot(me, peer)),
@@ -342,7 +340,7 @@ impl<'a> Forming<'a> {
         let engine = Engine::new(me.rank, None, Some(streams), Allocator::Heap);
         let memory = (Allocator::Heap, Vec::new());
         let transport = self.between_hosts("tcp");
-        self.wiring(transport, status, engine, hosts, memory, (messages, p2p))
+        self.wiring(transport, status, engine, hosts, memory, sockets)
     }
 
     /// `memory`: where buffers come from, and by rank the segments that are mapped, if any.
@@ -353,7 +351,7 @@ impl<'a> Forming<'a> {
         engine: Engine,
         hosts: Hosts,
         (allocator, segments): (Allocator, Vec<Option<Arc<Segment>>>),
-        (messages, p2p): (Vec<Option<Socket>>, Vec<Option<Socket>>),
+        (messages, p2p): Sockets,
     ) -> Result<Wiring, Error> {
         let timeout = self.options.timeout;
         let p2p = PointToPoint::connected(&status, timeout, allocator.clone(), segments, p2p)?;
@@ -378,44 +376,54 @@ impl<'a> Forming<'a> {
         }
     }
 
-    /// TCP connections to all ranks, for messages and for p2p, and what carries data to those on other hosts.
-    #[expect(clippy::type_complexity, reason = "two uses, taken apart at once")]
+    /// Connections to all ranks, for messages and for p2p, and what carries data to those on other hosts. `mates` are the
+    /// connections to the ranks of this host, if they share memory.
     fn dial_all(
         &self,
         me: &Record,
         records: &[Record],
         hosts: &Hosts,
         listeners: &Listeners,
-    ) -> Result<(Vec<Option<Socket>>, Vec<Option<Socket>>, Streams), Error> {
+        mates: Sockets,
+    ) -> Result<(Sockets, Streams), Error> {
         let Some(listener) = &listeners.tcp else {
             return Err(self.impossible("the ranks do not share a host".into()));
         };
         let over_mpi = self.options.transport == Transport::Mpi;
-        let lanes =
-            (0..me.world).map(
-                |peer| match over_mpi || hosts.host(peer) == hosts.host(me.rank) {
-                    true => LANES_FOR_ALL,
-                    false => LANES_FOR_ALL + data_lanes(records),
-                },
-            );
+        let lanes = (0..me.world).map(|peer| match hosts.host(peer) == hosts.host(me.rank) {
+            true => 0,
+            false if over_mpi => LANES_FOR_ALL,
+            false => LANES_FOR_ALL + data_lanes(records),
+        });
         let lanes: Vec<usize> = lanes.collect();
         let mesh = self.mesh(&lanes);
         self.formation.enter("connect to all ranks");
-        let mut connections = mesh.connect(listener, |peer, attempt| {
+        let connections = mesh.connect(listener, |peer, attempt| {
             let peer = &records[peer];
             peer.tcp
                 .get(attempt)
                 .map(|ip| address::dial_tcp(*ip, peer.port, self.deadline))
-        })?;
+        });
+        // Those of this host have shared memory with this rank and will read what it says.
+        let mut connections = connections.inspect_err(|error| self.part(&mates.0, error))?;
         let data = connections.split_off(LANES_FOR_ALL);
-        let p2p = connections.swap_remove(P2P);
-        let messages = connections.swap_remove(MESSAGES);
+        let mut p2p = connections.swap_remove(P2P);
+        let mut messages = connections.swap_remove(MESSAGES);
+        for (all, mates) in [(&mut messages, mates.0), (&mut p2p, mates.1)] {
+            for (rank, mate) in mates
+                .into_iter()
+                .enumerate()
+                .filter(|(_, mate)| mate.is_some())
+            {
+                all[rank] = mate;
+            }
+        }
         let streams = match over_mpi {
             true => Streams::new(me.rank, vec![self.mpi_lines(records, hosts, &messages)?]),
             false => Streams::new(me.rank, data),
         };
         let streams = streams.map_err(|error| self.system("prepare its connections", &error))?;
-        Ok((messages, p2p, streams.on(self.env.cores())))
+        Ok(((messages, p2p), streams.on(self.env.cores())))
     }
 
     /// What this rank's host is called.
@@ -488,102 +496,10 @@ impl<'a> Forming<'a> {
         })
     }
 
-    /// The value of a key, which some rank sets when it comes.
-    fn await_value(&self, key: &str) -> Result<Result<Vec<u8>, StoreError>, Error> {
-        loop {
-            self.health()?;
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            // Without a launcher nobody writes to the page, and the store need not be asked again and again.
-            let slice = match (self.env.page_fd, self.succession) {
-                (None, _) => left,
-                (Some(_), None) => left.min(SLICE),
-                (Some(_), Some(_)) => left.min(NEXT_SLICE),
-            };
-            match self.client.get(key, slice) {
-                Err(StoreError::TimedOut { .. }) if slice < left => {}
-                value => return Ok(value),
-            }
-        }
-    }
-
-    /// Publishes this rank's value and reads all ranks'.
-    fn exchange<T>(
-        &self,
-        name: &str,
-        value: &[u8],
-        what: &'static str,
-        decode: impl Fn(usize, &[u8]) -> Result<T, String>,
-    ) -> Result<Vec<T>, Error> {
-        self.formation.enter(what);
-        let key = |rank: usize| format!("{}/{name}/{rank}", self.prefix);
-        self.client
-            .set(&key(self.env.rank), value)
-            .map_err(|error| self.store(what, error))?;
-        if name == RECORDS {
-            self.tell_missing(&key);
-        }
-        let values = (0..self.env.world).map(|rank| {
-            let bytes = match self.await_value(&key(rank))? {
-                Ok(bytes) => bytes,
-                Err(error @ StoreError::TimedOut { .. }) => {
-                    let missing = self.missing(&key);
-                    if missing.is_empty() {
-                        return Err(self.store(what, error));
-                    }
-                    return Err(self.absent(missing, what, String::new()));
-                }
-                Err(error) => return Err(self.store(what, error)),
-            };
-            if name == RECORDS {
-                self.formation.arrived((0..=rank).collect());
-            }
-            decode(rank, &bytes).map_err(|reason| self.peer(rank, reason))
-        });
-        values.collect()
-    }
-
-    /// The ranks whose value is not there.
-    fn missing(&self, key: &impl Fn(usize) -> String) -> Vec<usize> {
-        let absent = |rank: &usize| !self.client.check(&[&key(*rank)]).unwrap_or(true);
-        (0..self.env.world).filter(absent).collect()
-    }
-
-    /// Says who is missing, if that takes long and no launcher does: ranks that were started by hand would wait in silence.
-    fn tell_missing(&self, key: &impl Fn(usize) -> String) {
-        let world = self.env.world;
-        let is_alone = self.env.page_fd.is_none() && self.subgroup.is_none();
-        let tells = self.env.rank == 0 || world <= TELLERS_MAX;
-        let after = NOTICE_AFTER.saturating_sub(self.started.elapsed());
-        if !is_alone || !tells || self.started + after >= self.deadline {
-            return;
-        }
-        let keys: Vec<String> = (0..world).map(key).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        if let Err(StoreError::TimedOut { .. }) = self.client.wait(&keys, after) {
-            let missing = self.missing(key);
-            let (rank, here) = (self.env.rank, world - missing.len());
-            let named = &missing[..missing.len().min(TELLERS_MAX)];
-            let more = match missing.len() - named.len() {
-                0 => String::new(),
-                more => format!(" and {more} more"),
-            };
-            if !missing.is_empty() {
-                paceline_rendezvous::notice!(
-                    WARN,
-                    "rank {rank} waits for {}{more}: {here} of {world} ranks have joined",
-                    Ranks(named)
-                );
-            }
-        }
-    }
-
     fn listen_unix(&self) -> Result<(Listener, String), Error> {
         let (listener, name) = address::listen_unix()
             .map_err(|error| self.system("listen at a Unix socket", &error))?;
-        Ok((
-            self.prepared(Listener::Unix(listener), LANES_FOR_ALL)?,
-            name,
-        ))
+        Ok((self.prepared(Listener::Unix(listener), 1)?, name))
     }
 
     fn listen_tcp(&self) -> Result<(Listener, Vec<IpAddr>, u16), Error> {
@@ -666,5 +582,7 @@ fn fingerprint(text: &str) -> u64 {
     })
 }
 
+#[cfg(test)]
+pub(crate) use self::record::simulated;
 #[cfg(test)]
 mod tests;

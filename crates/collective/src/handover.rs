@@ -19,8 +19,8 @@ use crate::socket::{Socket, Within};
 
 /// Travels with the descriptors: ancillary data needs a byte to ride on, and a magic shows a peer out of step.
 const MAGIC: [u8; 8] = *b"PACEFDS1";
-/// A segment, and with it either an earlier generation's arena or the job page.
-pub(crate) const FDS_MAX: usize = 2;
+/// A segment, with it either an earlier generation's arena or the job page, and one end of a connection.
+pub(crate) const FDS_MAX: usize = 3;
 
 /// Sends descriptors; the peer gets duplicates.
 pub(crate) fn send(socket: &Socket, fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<()> {

@@ -69,6 +69,8 @@ pub mod flight;
 mod fold;
 mod generation;
 mod group;
+#[cfg(test)]
+mod growth;
 mod handover;
 mod local;
 mod memory;

@@ -6,6 +6,7 @@
 mod hello;
 mod visits;
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +32,8 @@ const PURPOSE: &str = "collective 2";
 const HEARD: u8 = 0xA5;
 /// Longest time for one connection's proof and hello; a stranger that says nothing is dropped after it.
 const DOOR_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for each rank of the group: all of them connect at the same moment, on one host maybe with few cores.
+const DOOR_TIMEOUT_PER_RANK: Duration = Duration::from_millis(100);
 /// Connections that may be at the door at the same time; more wait in the listener's queue.
 const DOOR_MAX: usize = 64;
 /// How long peers that are connecting to a rank that gives up may take, so that they can be told why.
@@ -240,7 +243,8 @@ impl Mesh<'_> {
     fn accept_all(&self, listener: &Listener, stop: &AtomicBool) -> Outcome {
         let mut visits = Visits {
             connections: self.nobody(),
-            at_the_door: Vec::new(),
+            awaited: self.lanes[self.rank + 1..].iter().sum(),
+            at_the_door: HashMap::new(),
             refused: 0,
             last: String::new(),
         };
@@ -251,11 +255,7 @@ impl Mesh<'_> {
                 visits.admit(&arrivals, DOOR_REST);
             }
             // Connections that are still waiting are not needed: their threads return at once and the scope ends.
-            visits
-                .at_the_door
-                .iter()
-                .flatten()
-                .for_each(Socket::shutdown);
+            visits.at_the_door.values().for_each(Socket::shutdown);
             outcome
         });
         (visits.connections, outcome)
@@ -270,28 +270,28 @@ impl Mesh<'_> {
         arrivals: &Receiver<(usize, Arrival)>,
         visits: &mut Visits,
     ) -> Result<(), Failure> {
-        loop {
+        for visit in 0.. {
             arrivals
                 .try_iter()
                 .for_each(|(visit, arrival)| visits.enter(visit, arrival));
-            let missing = visits.missing(self.rank, self.lanes);
-            if missing.is_empty() || stop.load(Ordering::Relaxed) {
-                return Ok(());
+            if visits.awaited == 0 || stop.load(Ordering::Relaxed) {
+                break;
             }
             self.advice.revoked()?;
             if Instant::now() >= self.deadline {
+                let missing = visits.missing(self.rank, self.lanes);
                 return Err(Failure::Missing(missing, visits.detail()));
             }
-            if visits.open() >= DOOR_MAX {
+            if visits.at_the_door.len() >= DOOR_MAX {
                 if let Ok((visit, arrival)) = arrivals.recv_timeout(SLICE) {
                     visits.enter(visit, arrival);
                 }
                 continue;
             }
             // Two things are waited for, the listener and the threads at the door; while there are any, in short turns.
-            let slice = match visits.open() {
+            let slice = match visits.at_the_door.len() {
                 0 => SLICE,
-                open if open < visits.missing_lanes(self.rank, self.lanes) => TURN,
+                open if open < visits.awaited => TURN,
                 // All that are missing may be at the door. If strangers are among them, others wait in the listener's queue.
                 _ => {
                     if let Ok((visit, arrival)) = arrivals.recv_timeout(TURN) {
@@ -308,16 +308,16 @@ impl Mesh<'_> {
                     return Err(Error::system(self.rank, "listen for its peers", error).into());
                 }
             }
-            let socket = match listener.accept() {
-                Ok(socket) => socket,
+            let accepted = listener.accept();
+            let (visitor, socket) = match accepted.and_then(|it| Ok((it.try_clone()?, it))) {
+                Ok(both) => both,
                 // The dialer was gone again, or another thread of the process took the last descriptor for a moment.
                 Err(error) => {
                     visits.enter(usize::MAX, Err(error.into()));
                     continue;
                 }
             };
-            let visit = visits.at_the_door.len();
-            visits.at_the_door.push(socket.try_clone().ok());
+            visits.at_the_door.insert(visit, visitor);
             let sender = sender.clone();
             let thread = std::thread::Builder::new().name(format!("rank{}/door{visit}", self.rank));
             let spawned = thread.spawn_scoped(scope, move || {
@@ -327,6 +327,7 @@ impl Mesh<'_> {
             });
             spawned.map_err(|error| Error::system(self.rank, "start a thread", error))?;
         }
+        Ok(())
     }
 
     /// The listener's side of the door: who it is, and on which lane.
@@ -375,7 +376,8 @@ impl Mesh<'_> {
     }
 
     fn door_deadline(&self) -> Instant {
-        self.deadline.min(Instant::now() + DOOR_TIMEOUT)
+        let timeout = DOOR_TIMEOUT + DOOR_TIMEOUT_PER_RANK * self.world as u32;
+        self.deadline.min(Instant::now() + timeout)
     }
 }
 

@@ -13,6 +13,15 @@ use crate::runner::Runner;
 /// Longest time after a wake-up that a woken rank is looked for; what takes longer is no matter of waking up.
 const BACK_MAX: Duration = Duration::from_micros(200);
 
+/// Sleep between two looks at the launcher's page and the deadline: a rank may be killed before it rings. A wait that has lasted
+/// for longer sleeps as long as it has waited, so that many ranks that take turns on few cores do not spend them on looking.
+const SLICES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
+
+/// How long a rank that has waited for so long sleeps if nobody wakes it, with so much time left until its deadline.
+pub(crate) fn slice(waited: Duration, left: Duration) -> Duration {
+    waited.clamp(SLICES[0], SLICES[1]).min(left)
+}
+
 /// What one rank knows of its peers' wake-ups.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pace {

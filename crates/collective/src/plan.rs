@@ -24,13 +24,17 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::algorithm::Algorithm;
 pub(crate) use self::algorithm::Hosts;
 pub(crate) use self::choose::{INLINE_BYTES_MAX, Situation, Unfit, choose};
+use self::hierarchical::ByHosts;
 pub(crate) use self::layout::{Layout, Partition};
 pub use self::overrides::Override;
+use self::parts::Whose;
 pub(crate) use self::pattern::{Counts, Kind, Pattern};
 use crate::tree::Tree;
 
@@ -191,20 +195,49 @@ impl Spec {
             _ => Algorithm::Direct,
         }
     }
+}
 
-    /// The rounds of one rank, and the elements of its `Temp` slots, by an algorithm that fits.
-    fn rounds(&self, algorithm: Algorithm, rank: usize) -> (Vec<Round>, Vec<usize>) {
-        let (mut rounds, temp) = match algorithm {
-            Algorithm::Direct => (direct::direct(self, rank), Vec::new()),
-            Algorithm::OneShot => (direct::one_shot(self, rank), Vec::new()),
-            Algorithm::Ring => ring::ring(self, rank),
-            Algorithm::Tree => (binomial::tree(self, rank), Vec::new()),
-            Algorithm::Hierarchical => hierarchical::hierarchical(self, rank),
+/// Makes the rounds of ranks by an algorithm that fits.
+struct Planner<'a> {
+    spec: &'a Spec,
+    algorithm: Algorithm,
+    by_hosts: Option<ByHosts<'a>>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        let algorithm = spec.fitting();
+        let by_hosts = (algorithm == Algorithm::Hierarchical).then(|| ByHosts::new(spec));
+        Self {
+            spec,
+            algorithm,
+            by_hosts,
+        }
+    }
+
+    /// The rounds of one rank, and the elements of its `Temp` slots. Of its tasks there may be only the places that count.
+    fn rounds(&self, rank: usize, whose: Whose) -> (Vec<Round>, Vec<usize>) {
+        let spec = self.spec;
+        let (mut rounds, temp) = match (self.algorithm, &self.by_hosts) {
+            (_, Some(by_hosts)) => by_hosts.rounds(rank, whose),
+            (Algorithm::OneShot, _) => (direct::one_shot(spec, rank, whose), Vec::new()),
+            (Algorithm::Ring, _) => ring::ring(spec, rank),
+            (Algorithm::Tree, _) => (binomial::tree(spec, rank), Vec::new()),
+            _ => (direct::direct(spec, rank, whose), Vec::new()),
         };
         for round in &mut rounds {
             round.tasks.retain(|task| task.len > 0);
         }
         (rounds, temp)
+    }
+
+    /// Whether the tasks of `peer` may touch the memory of `rank`.
+    fn deals(&self, peer: usize, rank: usize) -> bool {
+        match (self.algorithm, &self.by_hosts) {
+            (_, Some(by_hosts)) => by_hosts.deals(peer, rank),
+            (Algorithm::Ring, _) => peer == (rank + 1) % self.spec.world(),
+            _ => true,
+        }
     }
 }
 
@@ -224,14 +257,15 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// *Cost*: makes the tasks of all ranks, because what others do with this rank's memory is in theirs. Kept by the
-    /// engine for the next call with the same [`Spec`].
+    /// *Cost*: grows with the world, because what others do with this rank's memory is in their tasks. Kept by the engine for
+    /// the next call with the same [`Spec`].
     pub(crate) fn new(spec: &Spec, rank: usize) -> Self {
-        let algorithm = spec.fitting();
-        let (rounds, temp) = spec.rounds(algorithm, rank);
+        let planner = Planner::new(spec);
+        let (rounds, temp) = planner.rounds(rank, Whose::All);
         let mut plan = Self::alone(rounds, temp);
-        for peer in (0..spec.world()).filter(|peer| *peer != rank) {
-            let (theirs, _) = spec.rounds(algorithm, peer);
+        let peers = (0..spec.world()).filter(|peer| *peer != rank);
+        for peer in peers.filter(|peer| planner.deals(*peer, rank)) {
+            let (theirs, _) = planner.rounds(peer, Whose::Rank(rank));
             for_each_share(peer, &theirs, |round, access, owner, share| {
                 if owner == rank {
                     plan.shares(access)[round].push(share);
@@ -245,8 +279,8 @@ impl Plan {
     /// The plans of all ranks. *Cost*: that of two plans.
     #[cfg(test)]
     fn all(spec: &Spec) -> Vec<Self> {
-        let algorithm = spec.fitting();
-        let rounds = |rank| spec.rounds(algorithm, rank);
+        let planner = Planner::new(spec);
+        let rounds = |rank| planner.rounds(rank, Whose::All);
         let all: Vec<_> = (0..spec.world()).map(rounds).collect();
         let mut plans: Vec<Self> = all
             .iter()
@@ -283,16 +317,23 @@ impl Plan {
 
     fn mark_copies(&mut self, spec: &Spec, rank: usize) {
         let in_place = spec.pattern.in_place();
+        let memory = |place: Place| match place.space {
+            Space::Out if in_place => (Space::In, place.slot),
+            space => (space, place.slot),
+        };
         self.lends_copies = self.rounds.iter().zip(&self.lends).any(|(round, lends)| {
-            let outputs = round.tasks.iter().flat_map(|task| {
+            let mut lent: HashMap<(Space, usize), Vec<Range<usize>>> = HashMap::new();
+            for share in lends {
+                let range = share.place.at..share.place.at + share.len;
+                lent.entry(memory(share.place)).or_default().push(range);
+            }
+            let mut written = round.tasks.iter().flat_map(|task| {
                 let own = task.outputs.iter().filter(|spot| spot.rank == rank);
                 own.map(|spot| (spot.place, task.len))
             });
-            let mut written = outputs;
             written.any(|(place, len)| {
-                lends
-                    .iter()
-                    .any(|share| overlap(in_place, (place, len), (share.place, share.len)))
+                let mut lent = lent.get(&memory(place)).into_iter().flatten();
+                lent.any(|lent| place.at < lent.end && lent.start < place.at + len)
             })
         });
     }
@@ -327,11 +368,4 @@ fn for_each_share(
             each(Access::Write, &task.outputs);
         }
     }
-}
-
-/// Whether two ranges of one rank's memory have an element in common.
-fn overlap(in_place: bool, (a, a_len): (Place, usize), (b, b_len): (Place, usize)) -> bool {
-    let one_memory =
-        a.space == b.space || in_place && a.space != Space::Temp && b.space != Space::Temp;
-    one_memory && a.slot == b.slot && a.at < b.at + b_len && b.at < a.at + a_len
 }

@@ -19,7 +19,7 @@ mod sync {
     }
 
     /// As a futex: compares and sleeps in one step, seen from a waker.
-    pub(crate) fn wait(word: &AtomicU32, seen: u32) {
+    pub(crate) fn wait(word: &AtomicU32, seen: u32, _: std::time::Duration) {
         let guard = LOCK.lock().unwrap();
         if word.load(Ordering::SeqCst) == seen {
             drop(CHANGED.wait(guard).unwrap());
@@ -33,6 +33,7 @@ mod sync {
 }
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use protocol::{Arrival, Asleep, Board, arrive, complete};
 use shuttle::thread;
@@ -87,7 +88,7 @@ fn meet(board: &View<'_>, me: usize, target: u32, looks: usize) {
         return;
     }
     let asleep = Asleep::register(board);
-    while !asleep.sleep(target, || false) {}
+    while !asleep.sleep(target, || Duration::MAX) {}
 }
 
 /// Every rank runs operations of one meeting each, whose data lies in the operation's cell, as small ones do.

@@ -1,9 +1,9 @@
 //! The store over TCP on the loopback address: clients that join, and operations of one client a second.
 //!
-//! `cargo bench -p paceline-rendezvous --bench store [-- --clients 10000 --idle 1000 --seconds 1]`. Prints one JSON line
+//! `cargo bench -p paceline-rendezvous --bench store [-- --clients 10000 --idle 1000 --seconds 1 --tls]`. Prints one JSON line
 //! for each measurement; `torch_store.py` prints the same for torch's TCPStore. The server is a process of its own (this
 //! program again): 10,000 connections take 10,000 descriptors at either end. `join` counts the time until every client
-//! has connected and both sides have proven the token. A run by `cargo test` takes a few clients and 20 ms, and shows
+//! has connected and both sides have proven the token, and says what the server has used for it. A run by `cargo test` takes a few clients and 20 ms, and shows
 //! only that nothing is broken.
 
 use std::io::{BufRead, BufReader, Read};
@@ -23,6 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is measured, and how much of it.
 struct Plan {
+    tls: bool,
     clients: usize,
     idle: usize,
     time: Duration,
@@ -38,7 +39,7 @@ fn main() {
     };
     let descriptors = raise_descriptors();
     if has("--serve") {
-        return serve();
+        return serve(has("--tls"));
     }
     let full = has("--bench") && !has("--quick");
     let (clients, idle, seconds) = if full {
@@ -48,6 +49,7 @@ fn main() {
     };
     let asked = number("--clients", clients) as usize;
     let plan = Plan {
+        tls: has("--tls"),
         clients: asked.min(descriptors.saturating_sub(OTHER_DESCRIPTORS)),
         idle: number("--idle", idle) as usize,
         time: Duration::from_secs_f64(number("--seconds", seconds)),
@@ -62,8 +64,8 @@ fn main() {
 }
 
 fn measure(plan: &Plan) {
-    let (addr, server) = start_server();
-    let client = connect(&addr);
+    let (addr, server) = start_server(plan.tls);
+    let client = connect(&addr, plan.tls);
     let value = [b'v'; 64];
     client.set("key", &value).expect("set");
     let get = || assert_eq!(client.get("key", TIMEOUT).expect("get").len(), value.len());
@@ -73,15 +75,20 @@ fn measure(plan: &Plan) {
     rate("add", plan, 0, || {
         client.add("count", 1).expect("add");
     });
-    let (idle, _) = join(&addr, plan.idle);
+    let (idle, _) = join(&addr, plan.tls, plan.idle);
     rate("get_idle", plan, idle.len(), get);
     drop(idle);
 
-    let (clients, took) = join(&addr, plan.clients);
+    let before = used(&server);
+    let (clients, took) = join(&addr, plan.tls, plan.clients);
+    let (bytes, seconds) = used(&server);
     println!(
-        r#"{{"store":"paceline","bench":"join","clients":{},"seconds":{:.3}}}"#,
+        r#"{{"store":"paceline","bench":"join","tls":{},"clients":{},"seconds":{:.3},"server_seconds":{:.2},"server_bytes":{}}}"#,
+        plan.tls,
         clients.len(),
-        took.as_secs_f64()
+        took.as_secs_f64(),
+        seconds - before.1,
+        bytes.saturating_sub(before.0),
     );
     rate("get_joined", plan, clients.len(), get);
     let sum = client.add("count", 0).expect("add");
@@ -94,13 +101,13 @@ fn measure(plan: &Plan) {
 }
 
 /// Connects clients from a few threads; how long it took.
-fn join(addr: &str, count: usize) -> (Vec<Client>, Duration) {
+fn join(addr: &str, tls: bool, count: usize) -> (Vec<Client>, Duration) {
     let started = Instant::now();
     let clients = thread::scope(|scope| {
         let dialers: Vec<_> = (0..DIALERS)
             .map(|dialer| {
                 let share = count / DIALERS + usize::from(dialer < count % DIALERS);
-                scope.spawn(move || (0..share).map(|_| connect(addr)).collect::<Vec<_>>())
+                scope.spawn(move || (0..share).map(|_| connect(addr, tls)).collect::<Vec<_>>())
             })
             .collect();
         let dialers = dialers.into_iter();
@@ -124,7 +131,8 @@ fn rate(name: &str, plan: &Plan, others: usize, operation: impl Fn()) {
     }
     let us = started.elapsed().as_secs_f64() * 1e6 / f64::from(count);
     println!(
-        r#"{{"store":"paceline","bench":"{name}","per_second":{:.0},"us":{us:.2},"value_bytes":64,"idle_clients":{others}}}"#,
+        r#"{{"store":"paceline","bench":"{name}","tls":{},"per_second":{:.0},"us":{us:.2},"value_bytes":64,"idle_clients":{others}}}"#,
+        plan.tls,
         1e6 / us
     );
 }
@@ -133,15 +141,32 @@ fn token() -> Token {
     Token::derived("store benchmark")
 }
 
-fn connect(addr: &str) -> Client {
-    Client::connect(addr, &token(), TIMEOUT).expect("a client joins")
+fn connect(addr: &str, tls: bool) -> Client {
+    Client::connect_as(addr, &token(), tls, TIMEOUT).expect("a client joins")
+}
+
+/// Memory that the server has, and processor time that it has had, in seconds.
+fn used(server: &Child) -> (usize, f64) {
+    let file = |name: &str| {
+        std::fs::read_to_string(format!("/proc/{}/{name}", server.id())).unwrap_or_default()
+    };
+    let status = file("status");
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = resident.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+    let stat = file("stat");
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks: f64 = ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    (1024 * kib.unwrap_or(0), ticks / per_second)
 }
 
 /// This program again, as a server until its standard input ends.
-fn start_server() -> (String, Child) {
+fn start_server(tls: bool) -> (String, Child) {
     let program = std::env::current_exe().expect("this program");
     let mut server = Command::new(program)
         .arg("--serve")
+        .args(tls.then_some("--tls"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -159,9 +184,9 @@ fn stop_server(mut server: Child) {
     server.wait().expect("the server ends");
 }
 
-fn serve() {
+fn serve(tls: bool) {
     let options = ServerOptions {
-        connections_max: 1 << 16,
+        tls,
         ..ServerOptions::default()
     };
     let server =

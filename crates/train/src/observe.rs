@@ -152,14 +152,15 @@ impl Observer {
         });
     }
 
-    /// Ends a window: adds all ranks' idle intervals to the usage, and returns the spans of all ranks in the steps that have ended.
-    /// Called once per epoch to bound memory.
+    /// Ends a window: adds all ranks' idle intervals to the usage, and returns the spans of all ranks in the steps that have ended;
+    /// on a rank that keeps neither, does nothing but take part. Called once per epoch to bound memory.
     ///
     /// *Blocks*: until all ranks have come. *Errors* - those of the collective.
     pub(crate) fn close_window(
         &mut self,
         ddp: &mut Ddp,
         group: &ProcessGroup,
+        keeps: bool,
     ) -> Result<Vec<SpansRecord>, TrainError> {
         let start = Instant::now();
         let mine = Window {
@@ -169,6 +170,10 @@ impl Observer {
         };
         let bytes = serde_json::to_vec(&mine).expect("numbers always encode");
         let all = all_gather(ddp, group, &bytes)?;
+        if !keeps {
+            self.totals.waited_for_ranks_ns += nanos(start.elapsed());
+            return Ok(Vec::new());
+        }
         let mut windows: Vec<Window> = all
             .iter()
             .map(|bytes| serde_json::from_slice(bytes).unwrap_or_default())

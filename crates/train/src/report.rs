@@ -134,6 +134,10 @@ const WORST: usize = 10;
 /// Most pairs of confused classes listed there.
 const PAIRS_MAX: usize = 3;
 
+/// Most ranks with a line of their own at the end; of more, only so many of those that computed least, and most.
+const RANKS_MAX: usize = 16;
+const EXTREMES: usize = 4;
+
 /// The figures of each class at the end, and what was taken for what; nothing without classes.
 pub(crate) fn classes(classes: &[ClassFigures], confusion: &[Confused]) -> String {
     if classes.is_empty() {
@@ -170,7 +174,8 @@ pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
         n => format!("all {n} ranks computing"),
     };
     text.push_str(&line(&all, usage.all_busy()));
-    for (rank, totals) in totals.iter().enumerate() {
+    let shown = told_ranks(totals.len(), |rank| usage.busy(rank));
+    for (rank, totals) in (totals.iter().enumerate()).filter(|(rank, _)| shown.contains(rank)) {
         let busy = usage.busy(rank);
         let _ = write!(
             text,
@@ -190,7 +195,22 @@ pub(crate) fn summary(usage: &BusyTime, totals: &[RankTotals]) -> String {
         }
         text.push('\n');
     }
+    if shown.len() < totals.len() {
+        let more = totals.len() - shown.len();
+        let _ = writeln!(text, "and {more} more ranks between them");
+    }
     text
+}
+
+/// The ranks that the summary has a line of, ascending: all of a few, and of many those that computed least and most.
+fn told_ranks(ranks: usize, busy: impl Fn(usize) -> Duration) -> Vec<usize> {
+    let mut told: Vec<usize> = (0..ranks).collect();
+    if ranks > RANKS_MAX {
+        told.sort_by_key(|rank| busy(*rank));
+        told.drain(EXTREMES..ranks - EXTREMES);
+        told.sort_unstable();
+    }
+    told
 }
 
 fn seconds(nanos: u64) -> String {
@@ -240,6 +260,17 @@ mod tests {
              all 2 ranks computing     7.0 s (70.00 %)\n\
              rank 0   computing  80.00 %   waited 1.50 s for other ranks, 0.00 s for data   peak memory 88 MB\n\
              rank 1   computing  90.00 %   waited 1.50 s for other ranks, 0.02 s for data   peak memory 88 MB\n"
+        );
+    }
+
+    #[test]
+    fn of_many_ranks_the_busiest_and_the_idlest_are_told() {
+        let busy = |rank: usize| Duration::from_secs([9, 1][rank % 2] + rank as u64);
+        assert_eq!(told_ranks(16, busy), (0..16).collect::<Vec<_>>());
+        assert_eq!(
+            told_ranks(512, busy),
+            [1, 3, 5, 7, 504, 506, 508, 510],
+            "four at each end"
         );
     }
 

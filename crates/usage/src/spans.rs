@@ -1,6 +1,6 @@
 //! What the ranks did in a step, for a few steps: each notes it by itself, and one of them makes the record of all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -189,11 +189,12 @@ pub fn records(ranks: &[Vec<Spans>]) -> Vec<SpansRecord> {
 fn record(step: u64, ranks: &[Vec<Spans>]) -> SpansRecord {
     let of_rank = |rank: &'_ Vec<Spans>| rank.iter().find(|spans| spans.step == step).cloned();
     let ranks: Vec<Option<Spans>> = ranks.iter().map(of_rank).collect();
-    let reduced_ns = |node: usize| {
-        let of_node = ranks.iter().flatten().filter(|spans| spans.node == node);
-        of_node.map(|spans| spans.reduced_ns).min().unwrap_or(0)
-    };
-    let since = |node: usize, ns: u64| ns.wrapping_sub(reduced_ns(node)).cast_signed();
+    let mut reduced_ns = BTreeMap::new();
+    for spans in ranks.iter().flatten() {
+        let first: &mut u64 = reduced_ns.entry(spans.node).or_insert(spans.reduced_ns);
+        *first = spans.reduced_ns.min(*first);
+    }
+    let since = |node: usize, ns: u64| ns.wrapping_sub(reduced_ns[&node]).cast_signed();
     let since_reduced = |spans: &Spans| -> Vec<(Kind, [i64; 2])> {
         let of = spans.spans.iter();
         of.map(|(kind, start, end)| (*kind, [*start, *end].map(|ns| since(spans.node, ns))))

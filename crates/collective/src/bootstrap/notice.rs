@@ -196,7 +196,7 @@ impl Forming<'_> {
     }
 
     /// A connection to the store for notices alone, with a shorter limit than others have.
-    fn notices(&self) -> Option<&Client> {
+    pub(super) fn notices(&self) -> Option<&Client> {
         let connect = || {
             let limit = NOTICE_TIMEOUT / 2;
             let (server, env) = (self.client.server(), self.env);

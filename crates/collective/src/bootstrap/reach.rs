@@ -13,8 +13,8 @@ use crate::plan::Hosts;
 /// What a rank found when it dialed the lower ranks of what seems to be its host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Reach {
-    /// The lower ranks that it reached, ascending.
-    pub(super) reached: Vec<usize>,
+    /// The ranks that it did not reach, ascending: almost always none, so that reports stay short in large worlds.
+    pub(super) unreached: Vec<usize>,
     /// The first obstacle, if there was one.
     pub(super) obstacle: Option<Obstacle>,
 }
@@ -37,12 +37,12 @@ impl Reach {
 
     /// The report of `rank`, or what is wrong with the bytes.
     pub(super) fn decode(bytes: &[u8], rank: usize) -> Result<Self, String> {
-        let reach: Self = read_json(bytes, "report of reached ranks")?;
+        let reach: Self = read_json(bytes, "report of unreached ranks")?;
         let blamed = match &reach.obstacle {
             Some(Obstacle::Dead { rank } | Obstacle::Unreached { rank, .. }) => Some(*rank),
             Some(Obstacle::Unable { .. }) | None => None,
         };
-        let mut named = reach.reached.iter().chain(&blamed);
+        let mut named = reach.unreached.iter().chain(&blamed);
         match named.find(|peer| **peer >= rank) {
             Some(peer) => Err(format!(
                 "it reports on rank {peer}, expected only ranks below {rank}"
@@ -54,18 +54,22 @@ impl Reach {
 
 /// The hosts as they are: each rank joins the first host of which it reaches all ranks, among those that seem to be its own.
 pub(super) fn proven(seeming: &Hosts, reaches: &[Reach]) -> Hosts {
-    let mut hosts: Vec<Vec<usize>> = Vec::new();
-    let mut numbers = Vec::with_capacity(reaches.len());
+    // By number of the seeming host, the hosts that it turned out to be.
+    let mut parts: Vec<Vec<usize>> = vec![Vec::new(); seeming.count()];
+    let mut hosts = 0;
+    let mut numbers: Vec<usize> = Vec::with_capacity(reaches.len());
     for (rank, reach) in reaches.iter().enumerate() {
-        let is_own = |peer: &usize| {
-            seeming.host(*peer) == seeming.host(rank) && reach.reached.contains(peer)
+        let is_able = !matches!(reach.obstacle, Some(Obstacle::Unable { .. }));
+        let has_all_of = |host: &usize| {
+            let mut unreached = reach.unreached.iter();
+            is_able && unreached.all(|peer| numbers[*peer] != *host)
         };
-        let known = hosts.iter().position(|host| host.iter().all(is_own));
-        let number = known.unwrap_or_else(|| {
-            hosts.push(Vec::new());
-            hosts.len() - 1
+        let own = &mut parts[seeming.host(rank)];
+        let number = own.iter().copied().find(has_all_of).unwrap_or_else(|| {
+            own.push(hosts);
+            hosts += 1;
+            hosts - 1
         });
-        hosts[number].push(rank);
         numbers.push(number);
     }
     Hosts::new(numbers)
@@ -76,30 +80,46 @@ mod tests {
     use super::*;
     use crate::bootstrap::record::ENTRY_BYTES_MAX;
 
-    fn reach(reached: &[usize]) -> Reach {
+    fn reach(unreached: &[usize]) -> Reach {
         Reach {
-            reached: reached.into(),
+            unreached: unreached.into(),
             obstacle: None,
         }
     }
 
     #[test]
     fn ranks_that_reach_each_other_share_a_host() {
-        let check = |seeming: &[usize], reached: &[&[usize]], expect: &[usize]| {
-            let reaches: Vec<Reach> = reached.iter().map(|ranks| reach(ranks)).collect();
+        let check = |seeming: &[usize], unreached: &[&[usize]], expect: &[usize]| {
+            let reaches: Vec<Reach> = unreached.iter().map(|ranks| reach(ranks)).collect();
             let hosts = proven(&Hosts::new(seeming.into()), &reaches);
-            assert_eq!(hosts, Hosts::new(expect.into()), "{seeming:?}, {reached:?}");
+            assert_eq!(
+                hosts,
+                Hosts::new(expect.into()),
+                "{seeming:?}, {unreached:?}"
+            );
         };
-        let all: &[&[usize]] = &[&[], &[0], &[0, 1], &[0, 1, 2]];
-        check(&[0, 0, 0, 0], all, &[0, 0, 0, 0]);
-        check(&[0, 0, 1, 1], all, &[0, 0, 1, 1]);
+        let all: [&[usize]; 4] = [&[]; 4];
+        check(&[0, 0, 0, 0], &all, &[0, 0, 0, 0]);
+        check(&[0, 0, 1, 1], &all, &[0, 0, 1, 1]);
         // Two containers of one name.
-        check(&[0, 0, 0, 0], &[&[], &[0], &[], &[2]], &[0, 0, 1, 1]);
-        check(&[0, 0, 0, 0], &[&[], &[], &[0], &[1]], &[0, 1, 0, 1]);
+        check(&[0, 0, 0, 0], &[&[], &[], &[0, 1], &[0, 1]], &[0, 0, 1, 1]);
+        check(&[0, 0, 0, 0], &[&[], &[0], &[1], &[0, 2]], &[0, 1, 0, 1]);
         // Each alone in a container.
-        check(&[0, 0, 0], &[&[], &[], &[]], &[0, 1, 2]);
+        check(&[0, 0, 0], &[&[], &[0], &[0, 1]], &[0, 1, 2]);
         // Rank 2 reaches only one rank of a host, which is not enough to join it.
-        check(&[0, 0, 0], &[&[], &[0], &[1]], &[0, 0, 1]);
+        check(&[0, 0, 0], &[&[], &[], &[0]], &[0, 0, 1]);
+    }
+
+    #[test]
+    fn a_rank_without_memory_to_share_is_alone() {
+        let unable = Reach {
+            unreached: Vec::new(),
+            obstacle: Some(Obstacle::Unable {
+                reason: "cannot create shared memory".into(),
+            }),
+        };
+        let hosts = proven(&Hosts::one(3), &[reach(&[]), unable, reach(&[1])]);
+        assert_eq!(hosts, Hosts::new(vec![0, 1, 0]));
     }
 
     #[test]

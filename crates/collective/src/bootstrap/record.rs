@@ -1,5 +1,6 @@
 //! What each rank publishes about itself, and which transport follows from all of it.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 6;
+pub(super) const PROTOCOL: u32 = 7;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
 /// between hosts one connection is often held back by one core or one path of the network.
 const SOCKETS_ON_ONE_HOST: usize = 1;
@@ -97,9 +98,13 @@ impl Record {
         (&self.host, &self.boot) == (&other.host, &other.boot)
     }
 
-    /// Whether memory may be shared, as far as names tell; [`proven`](super::reach::proven) knows.
+    /// What ranks have in common that may share memory, as far as names tell; [`proven`](super::reach::proven) knows.
+    fn host_identity(&self) -> (&str, &str, Option<(u64, u64)>) {
+        (&self.host, &self.boot, self.net)
+    }
+
     fn is_on_host_of(&self, other: &Self) -> bool {
-        self.is_on_machine_of(other) && self.net == other.net
+        self.host_identity() == other.host_identity()
     }
 }
 
@@ -224,15 +229,12 @@ fn without_mpi(records: &[Record]) -> Option<String> {
 
 /// Which ranks share a host.
 pub(super) fn hosts(records: &[Record]) -> Hosts {
-    let mut first: Vec<&Record> = Vec::new();
-    let number = |record| {
-        let known = first.iter().position(|one| one.is_on_host_of(record));
-        known.unwrap_or_else(|| {
-            first.push(record);
-            first.len() - 1
-        })
-    };
-    Hosts::new(records.iter().map(number).collect())
+    let mut numbers = HashMap::new();
+    let numbered = records.iter().map(|record| {
+        let next = numbers.len();
+        *numbers.entry(record.host_identity()).or_insert(next)
+    });
+    Hosts::new(numbered.collect())
 }
 
 /// Data connections of each pair. The same on every rank, because records that differ in it are a quarrel.
@@ -252,13 +254,48 @@ pub(super) fn shared_slot(me: &Record, peer: &Record) -> Option<usize> {
     shared.then_some(peer.local_rank)
 }
 
+/// The records of a world, as they come from the store.
+#[cfg(test)]
+pub(crate) struct Simulated(Vec<Vec<u8>>);
+
+#[cfg(test)]
+pub(crate) fn simulated(world: usize, mates: usize) -> Simulated {
+    let record = |rank: usize| {
+        let host = format!("node{}.cluster", rank / mates);
+        let record = Record {
+            world,
+            unix: Some(format!("paceline-{rank:032x}")),
+            ..tests::record(rank, "auto", &host)
+        };
+        record.encode()
+    };
+    Simulated((0..world).map(record).collect())
+}
+
+#[cfg(test)]
+impl Simulated {
+    /// What a rank makes of them: the hosts as they are, if all ranks reach those of their own.
+    pub(crate) fn hosts(&self) -> Hosts {
+        let world = self.0.len();
+        let records = self.0.iter().enumerate();
+        let records: Vec<Record> = records
+            .map(|(rank, bytes)| Record::decode(bytes, rank, world).unwrap())
+            .collect();
+        assert!(matches!(choose(&records), Choice::Share { .. }));
+        super::reach::proven(
+            &hosts(&records),
+            &vec![super::reach::Reach::default(); world],
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn record(rank: usize, transport: &str, host: &str) -> Record {
+    pub(super) fn record(rank: usize, transport: &str, host: &str) -> Record {
         Record {
             protocol: PROTOCOL,
             rank,

@@ -11,11 +11,10 @@ use super::notice::Behind;
 use super::reach::{Obstacle, Reach, proven};
 use super::record::{END_TIMEOUT, Record, hosts, shared_slot};
 use super::swap::{Swap, lost};
-use super::{Forming, LANES_FOR_ALL, Listeners, MESSAGES, P2P};
+use super::{Forming, Listeners, MESSAGES, Sockets};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::memory::{Allocator, Arena, Segment, Shown, segment_bytes};
-use crate::mesh::Connections;
 use crate::options::Transport;
 use crate::plan::Hosts;
 use crate::socket::{Listener, Socket};
@@ -34,12 +33,17 @@ pub(super) struct Prepared<'a> {
     shown: Shown,
 }
 
+/// The connections for messages by rank, the ranks of this host, and this rank's memory.
+type Met = (Vec<Option<Socket>>, Vec<usize>, Shown);
+
 /// What a rank shares with those of its host.
 struct Shared {
     team: Vec<usize>,
     /// In the team's order.
     shown: Vec<Shown>,
-    connections: Connections,
+    /// The connections to the others, by rank.
+    messages: Vec<Option<Socket>>,
+    p2p: Vec<Option<Socket>>,
     status: Arc<Status>,
     allocator: Allocator,
 }
@@ -113,7 +117,7 @@ impl Forming<'_> {
     ) -> (Reach, Option<Prepared<'a>>) {
         let unable = |reason: String| {
             let reach = Reach {
-                reached: Vec::new(),
+                unreached: Vec::new(),
                 obstacle: Some(Obstacle::Unable { reason }),
             };
             (reach, None)
@@ -134,7 +138,7 @@ impl Forming<'_> {
         let team: Vec<usize> = hosts.ranks(hosts.host(rank)).collect();
         let mut reach = Reach::default();
         let dialed = records[..rank].iter().map(|peer| {
-            if !team.contains(&peer.rank) {
+            if hosts.host(peer.rank) != hosts.host(rank) {
                 return None;
             }
             let dialed = match &peer.unix {
@@ -142,11 +146,9 @@ impl Forming<'_> {
                 None => Err(io::Error::other("it does not listen")),
             };
             match dialed {
-                Ok(socket) => {
-                    reach.reached.push(peer.rank);
-                    Some(socket)
-                }
+                Ok(socket) => Some(socket),
                 Err(error) => {
+                    reach.unreached.push(peer.rank);
                     let obstacle = match records[rank].sees_the_end_of(peer, END_TIMEOUT) {
                         true => Obstacle::Dead { rank: peer.rank },
                         false => Obstacle::Unreached {
@@ -176,14 +178,13 @@ impl Forming<'_> {
         hosts: Hosts,
         prepared: Prepared<'_>,
     ) -> Result<Wiring, Error> {
-        let mut shared = self.share(me, records, LANES_FOR_ALL, prepared)?;
-        let p2p = shared.connections.swap_remove(P2P);
-        let messages = shared.connections.swap_remove(MESSAGES);
+        let mut shared = self.share(me, records, prepared)?;
+        let sockets = shared.take_sockets();
         let engine = shared.engine(me, self.env.cores(), None);
-        self.shared_wiring("shm", shared, engine, hosts, (messages, p2p))
+        self.shared_wiring("shm", shared, engine, hosts, sockets)
     }
 
-    /// Memory within this host, and connections to all ranks: those of this host can die too, and be sent messages.
+    /// Memory within this host, and TCP to the ranks of others.
     fn hierarchical(
         &self,
         me: &Record,
@@ -192,12 +193,12 @@ impl Forming<'_> {
         prepared: Prepared<'_>,
         listeners: &Listeners,
     ) -> Result<Wiring, Error> {
-        // Over the Unix sockets go the descriptors and nothing else.
-        let shared = self.share(me, records, 1, prepared)?;
-        let (messages, p2p, streams) = self.dial_all(me, records, &hosts, listeners)?;
+        let mut shared = self.share(me, records, prepared)?;
+        let mates = shared.take_sockets();
+        let (sockets, streams) = self.dial_all(me, records, &hosts, listeners, mates)?;
         let engine = shared.engine(me, self.env.cores(), Some(streams));
         let transport = self.between_hosts("hierarchical");
-        self.shared_wiring(transport, shared, engine, hosts, (messages, p2p))
+        self.shared_wiring(transport, shared, engine, hosts, sockets)
     }
 
     fn shared_wiring(
@@ -206,7 +207,7 @@ impl Forming<'_> {
         shared: Shared,
         engine: Engine,
         hosts: Hosts,
-        sockets: (Vec<Option<Socket>>, Vec<Option<Socket>>),
+        sockets: Sockets,
     ) -> Result<Wiring, Error> {
         let mut by_rank = vec![None; self.env.world];
         for (rank, shown) in shared.team.into_iter().zip(shared.shown) {
@@ -221,10 +222,9 @@ impl Forming<'_> {
         &self,
         me: &Record,
         records: &[Record],
-        lanes: usize,
         prepared: Prepared<'_>,
     ) -> Result<Shared, Error> {
-        let (connections, team, own) = self.meet(records, lanes, prepared)?;
+        let (messages, team, own) = self.meet(records, prepared)?;
         // Without a launcher the lowest rank of a host makes a page for it, so that deadlines can tell what the missing
         // are doing.
         let is_first = self.subgroup.is_none() && self.succession.is_none();
@@ -237,10 +237,10 @@ impl Forming<'_> {
             forming: self,
             records,
             team: &team,
-            sockets: &connections[MESSAGES],
+            sockets: &messages,
         };
-        let (shown, received) = swap.run(&own, made.as_ref())?;
-        let (page, peers) = match made.or(received).filter(|_| no_launcher) {
+        let swapped = swap.run(&own, made.as_ref())?;
+        let (page, peers) = match made.or(swapped.page).filter(|_| no_launcher) {
             Some(page) if page.slots() == team.len() => {
                 let slot = |peer: &Record| team.iter().position(|rank| *rank == peer.rank);
                 (page, self.peers(records, slot))
@@ -259,8 +259,9 @@ impl Forming<'_> {
         };
         Ok(Shared {
             team,
-            shown,
-            connections,
+            shown: swapped.shown,
+            messages,
+            p2p: swapped.p2p,
             status: self.status(page, peers),
             allocator: Allocator::Arena(arena),
         })
@@ -272,31 +273,27 @@ impl Forming<'_> {
     }
 
     /// Connects the ranks of this host.
-    pub(super) fn meet(
-        &self,
-        records: &[Record],
-        lanes: usize,
-        prepared: Prepared<'_>,
-    ) -> Result<(Connections, Vec<usize>, Shown), Error> {
+    pub(super) fn meet(&self, records: &[Record], prepared: Prepared<'_>) -> Result<Met, Error> {
         let Prepared {
             team,
             listener,
             mut dialed,
             shown,
         } = prepared;
-        let lanes = |rank| if team.contains(&rank) { lanes } else { 0 };
-        let lanes: Vec<usize> = (0..self.env.world).map(lanes).collect();
+        let mut lanes = vec![0; self.env.world];
+        team.iter().for_each(|rank| lanes[*rank] = 1);
         let mesh = self.mesh(&lanes);
         self.formation.enter("connect to the ranks of its host");
-        let connections = mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
-            _ if attempt > 0 => None,
-            Some(socket) => Some(Ok(socket)),
-            None => {
-                let name = records[peer].unix.as_deref().unwrap_or_default();
-                Some(address::dial_unix(name).map_err(|error| error.to_string()))
-            }
-        })?;
-        Ok((connections, team, shown))
+        let mut connections =
+            mesh.connect(listener, |peer, attempt| match dialed[peer].take() {
+                _ if attempt > 0 => None,
+                Some(socket) => Some(Ok(socket)),
+                None => {
+                    let name = records[peer].unix.as_deref().unwrap_or_default();
+                    Some(address::dial_unix(name).map_err(|error| error.to_string()))
+                }
+            })?;
+        Ok((connections.swap_remove(MESSAGES), team, shown))
     }
 }
 
@@ -315,7 +312,7 @@ impl Prepared<'_> {
     /// For the ranks that turned out to share this host; connections to others end.
     fn on(mut self, team: Vec<usize>) -> Self {
         for (rank, socket) in self.dialed.iter_mut().enumerate() {
-            if !team.contains(&rank) {
+            if team.binary_search(&rank).is_err() {
                 *socket = None;
             }
         }
@@ -325,6 +322,14 @@ impl Prepared<'_> {
 }
 
 impl Shared {
+    /// The connections for messages and for p2p.
+    fn take_sockets(&mut self) -> Sockets {
+        (
+            std::mem::take(&mut self.messages),
+            std::mem::take(&mut self.p2p),
+        )
+    }
+
     fn engine(&self, me: &Record, cores: usize, streams: Option<Streams>) -> Engine {
         let team = Team::new(me.rank, me.world, self.team.clone(), self.shown.clone());
         self.status.add_waiters(team.waiters());

@@ -1,7 +1,11 @@
 //! Has the ranks of a host map each other's memory, and finds out what is behind a connection that ends meanwhile.
+//!
+//! The first connection of a pair has proved that both belong to the job. The second one, for p2p, is made by the lower rank and
+//! travels over the first, so it needs no proof.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,8 +30,20 @@ pub(super) struct Swap<'a> {
     pub(super) sockets: &'a [Option<Socket>],
 }
 
-/// The memory of a host's ranks in the team's order, and the page that its first rank has made.
-pub(super) type Swapped = (Vec<Shown>, Option<JobPage>);
+/// Descriptors that a rank may have sent before it has received as many. All of them together are bounded by a process's
+/// limit of open files while they are on their way, whatever the number of ranks; a user's processes are refused above it.
+const AHEAD_MAX: usize = 8;
+
+/// What a rank has got of the others of its host.
+#[derive(Debug)]
+pub(super) struct Swapped {
+    /// All memory in the team's order.
+    pub(super) shown: Vec<Shown>,
+    /// The page that the first rank has made.
+    pub(super) page: Option<JobPage>,
+    /// The connections for p2p, by rank.
+    pub(super) p2p: Vec<Option<Socket>>,
+}
 
 /// Why descriptors could not be swapped.
 enum Failure {
@@ -52,30 +68,35 @@ impl Swap<'_> {
     pub(super) fn run(&self, own: &Shown, page: Option<&JobPage>) -> Result<Swapped, Error> {
         let page_fd = page.and_then(handover::page_fd);
         let fds: Vec<BorrowedFd<'_>> = own.fds().chain(page_fd).collect();
-        // Small messages: all are sent before any is waited for, so nobody waits in a circle.
-        self.send(&fds)
-            .and_then(|()| self.receive(own))
+        (self.exchange(own, &fds))
             .map_err(|failure| self.cause_of(failure))
             .inspect_err(|error| self.forming.part(self.sockets, error))
     }
 
-    /// Sends to all, even if one is dead: the others would take this rank for the one that failed.
-    fn send(&self, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
-        let mut failed = None;
-        for (peer, socket) in self.peers() {
-            if let Err(reason) = handover::send(socket, fds, self.forming.deadline) {
-                failed.get_or_insert(Failure::Ended { peer, reason });
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    }
-
-    fn receive(&self, own: &Shown) -> Result<Swapped, Failure> {
+    fn exchange(&self, own: &Shown, fds: &[BorrowedFd<'_>]) -> Result<Swapped, Failure> {
         let mut shown: Vec<Option<Shown>> = vec![None; self.sockets.len()];
         shown[self.forming.env.rank] = Some(own.clone());
+        let mut p2p: Vec<Option<Socket>> = self.sockets.iter().map(|_| None).collect();
         let mut page = None;
         let mut pending: Vec<(usize, &Socket)> = self.peers().collect();
-        while !pending.is_empty() {
+        let mut ahead = AHEAD_MAX;
+        let mut unsent = self.in_turn();
+        loop {
+            // Whoever holds back has been sent less than it has sent itself, so never do all.
+            for (peer, socket) in unsent.by_ref().take(ahead) {
+                ahead -= 1;
+                let sent = self.send(peer, socket, fds, &mut p2p[peer]);
+                if let Err(reason) = sent {
+                    // To all, even if one is dead: the others would take this rank for the one that failed.
+                    for (peer, socket) in unsent {
+                        let _ = self.send(peer, socket, fds, &mut p2p[peer]);
+                    }
+                    return Err(Failure::Ended { peer, reason });
+                }
+            }
+            if pending.is_empty() {
+                break;
+            }
             self.forming.health()?;
             let left = (self.forming.deadline).saturating_duration_since(Instant::now());
             let (_, ready) = poll_sockets(&[], &pending, left.min(SLICE))
@@ -89,9 +110,10 @@ impl Swap<'_> {
             for ((peer, socket), _) in pending.iter().zip(&ready).filter(|(_, ready)| **ready) {
                 match self.take(*peer, socket, Instant::now() + END_TIMEOUT) {
                     Ok(fds) => {
-                        let (memory, made) = self.open(*peer, fds)?;
+                        let (memory, made) = self.open(*peer, fds, &mut p2p[*peer])?;
                         shown[*peer] = Some(memory);
                         page = page.or(made);
+                        ahead += 1;
                     }
                     // A notice counts at once. The end of a connection may be due to a notice that is still to be read.
                     Err(Failure::Ended { peer, reason }) => {
@@ -103,7 +125,35 @@ impl Swap<'_> {
             ended.map_or(Ok(()), Err)?;
             pending.retain(|(peer, _)| shown[*peer].is_none());
         }
-        Ok((shown.into_iter().flatten().collect(), page))
+        Ok(Swapped {
+            shown: shown.into_iter().flatten().collect(),
+            page,
+            p2p,
+        })
+    }
+
+    /// The peers from the next one on, so that not all send to the same one first.
+    fn in_turn(&self) -> impl Iterator<Item = (usize, &Socket)> {
+        let own = self.forming.env.rank;
+        let above = self.peers().filter(move |(peer, _)| *peer > own);
+        above.chain(self.peers().filter(move |(peer, _)| *peer < own))
+    }
+
+    /// Sends a peer the descriptors, and a higher one a connection.
+    fn send(
+        &self,
+        peer: usize,
+        socket: &Socket,
+        fds: &[BorrowedFd<'_>],
+        p2p: &mut Option<Socket>,
+    ) -> io::Result<()> {
+        if peer < self.forming.env.rank {
+            return handover::send(socket, fds, self.forming.deadline);
+        }
+        let (own, theirs) = UnixStream::pair()?;
+        *p2p = Some(Socket::Unix(own));
+        let fds = [fds, &[theirs.as_fd()]].concat();
+        handover::send(socket, &fds, self.forming.deadline)
     }
 
     /// What a peer has sent: descriptors, or why it gives up.
@@ -121,7 +171,17 @@ impl Swap<'_> {
         })
     }
 
-    fn open(&self, peer: usize, fds: Vec<OwnedFd>) -> Result<(Shown, Option<JobPage>), Error> {
+    fn open(
+        &self,
+        peer: usize,
+        mut fds: Vec<OwnedFd>,
+        p2p: &mut Option<Socket>,
+    ) -> Result<(Shown, Option<JobPage>), Error> {
+        if peer < self.forming.env.rank {
+            let socket = fds.pop().filter(|_| !fds.is_empty());
+            let socket = socket.ok_or_else(|| self.unshared(peer, &"it sent no connection"))?;
+            *p2p = Some(Socket::Unix(socket.into()));
+        }
         let mut fds = fds.into_iter();
         let segment = match fds.next() {
             Some(fd) => Segment::open(fd),

@@ -8,7 +8,7 @@ use super::swap::{Swap, Swapped, lost};
 use super::*;
 use crate::handover;
 use crate::memory::Shown;
-use crate::mesh::{Connections, farewell};
+use crate::mesh::farewell;
 
 /// A job whose ranks have one process, and so one life.
 struct Job {
@@ -24,7 +24,7 @@ struct Met<'a> {
     records: Vec<Record>,
     team: Vec<usize>,
     shown: Shown,
-    connections: Connections,
+    links: Vec<Option<Socket>>,
     _listeners: Listeners,
 }
 
@@ -84,19 +84,19 @@ impl<'a> Met<'a> {
             .prepare(&records, &hosts, listeners.unix.as_ref())
             .1
             .unwrap();
-        let (connections, team, shown) = forming.meet(&records, 1, prepared).unwrap();
+        let (links, team, shown) = forming.meet(&records, prepared).unwrap();
         Self {
             forming,
             records,
             team,
             shown,
-            connections,
+            links,
             _listeners: listeners,
         }
     }
 
     fn links(&self) -> &[Option<Socket>] {
-        &self.connections[MESSAGES]
+        &self.links
     }
 
     fn swap(&self) -> Result<Swapped, Error> {
@@ -117,8 +117,10 @@ impl<'a> Met<'a> {
 
     /// Hands over its memory and hears nothing.
     fn send(&self) {
+        let fd = self.shown.control.fd();
         for socket in self.links().iter().flatten() {
-            handover::send(socket, &[self.shown.control.fd()], self.forming.deadline).unwrap();
+            // Higher ranks expect a connection behind it.
+            handover::send(socket, &[fd, fd], self.forming.deadline).unwrap();
         }
     }
 
@@ -134,13 +136,48 @@ fn check(outcome: Result<Swapped, Error>, culprit: usize, words: &str) {
 }
 
 #[test]
-fn ranks_that_are_all_there_have_all_segments() {
-    let job = Job::new(3, Transport::Shm);
+fn ranks_that_are_all_there_have_all_segments_and_connections() {
+    let job = Job::new(12, Transport::Shm);
     std::thread::scope(|scope| {
         for rank in job.meet() {
-            scope.spawn(move || assert_eq!(rank.swap().unwrap().0.len(), 3));
+            scope.spawn(move || {
+                let swapped = rank.swap().unwrap();
+                assert_eq!(swapped.shown.len(), 12);
+                assert_eq!(swapped.p2p.iter().flatten().count(), 11);
+            });
         }
     });
+}
+
+/// Descriptors on their way count against a user's limit of open files.
+#[test]
+fn a_rank_sends_few_descriptors_ahead_of_those_it_gets() {
+    let job = Job::new(12, Transport::Shm);
+    let mut ranks = job.meet();
+    let late = ranks.remove(0).out_of_time();
+    check(late.swap(), 1, "rank 0 waited");
+    let has_been_sent = |rank: &Met<'_>| {
+        let link = rank.links()[0].as_ref().unwrap();
+        let what = handover::receive(link, Instant::now());
+        usize::from(what.is_ok())
+    };
+    assert_eq!(ranks.iter().map(has_been_sent).sum::<usize>(), 8);
+}
+
+#[test]
+fn a_rank_makes_as_few_requests_in_a_large_world_as_in_a_small_one() {
+    let requests = |world| {
+        let job = Job::new(world, Transport::Tcp);
+        std::thread::scope(|scope| {
+            for rank in 0..world {
+                let forming = job.forming(rank);
+                scope.spawn(move || forming.report_in().unwrap());
+            }
+        });
+        job.server.as_ref().unwrap().requests() / world as u64
+    };
+    let (few, many) = (requests(4), requests(64));
+    assert!(many <= 2 * few, "{few} requests of each of 4, {many} of 64");
 }
 
 /// The one that gave up had not noticed this rank's connection yet, so that nothing came over it but its end.

@@ -1,6 +1,6 @@
 //! Plans ready to run, kept between calls: training issues the same ones in every step.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::call::Call;
@@ -19,8 +19,8 @@ pub(super) struct Prepared {
     spec: Spec,
     rank: usize,
     pub(super) plan: Plan,
-    /// By rank, `In` and `Out`; only of this rank and of those whose memory its tasks touch.
-    layouts: Vec<Option<[Layout; 2]>>,
+    /// By rank, `In` and `Out`; only of this rank, and what its tasks touch of others: an uneven layout is as long as the world.
+    layouts: Vec<[Option<Layout>; 2]>,
     /// Whose memory its tasks touch: this rank is not among them.
     pub(super) touched: Vec<(usize, Space)>,
     /// By round: what is copied into staging before it, and out of it after.
@@ -39,17 +39,15 @@ impl Prepared {
         let plan = Plan::new(&spec, rank);
         let tasks = || plan.rounds.iter().flat_map(|round| &round.tasks);
         let spots = || tasks().flat_map(|task| task.inputs.iter().chain(&task.outputs));
-        let mut touched: Vec<(usize, Space)> = Vec::new();
-        for spot in spots().filter(|spot| spot.rank != rank) {
-            let one = (spot.rank, spot.place.space);
-            if !touched.contains(&one) {
-                touched.push(one);
-            }
-        }
-        let mut layouts = vec![None; spec.world()];
-        for one in touched.iter().map(|(rank, _)| *rank).chain([rank]) {
-            let both = || [Space::In, Space::Out].map(|space| Layout::of(&spec, one, space));
-            layouts[one].get_or_insert_with(both);
+        let others = spots().filter(|spot| spot.rank != rank);
+        let touched: HashSet<_> = others.map(|spot| (spot.rank, spot.place.space)).collect();
+        let mut touched: Vec<(usize, Space)> = touched.into_iter().collect();
+        touched.sort_unstable_by_key(|(rank, _)| *rank);
+        let mut layouts = vec![[None, None]; spec.world()];
+        let own = [(rank, Space::In), (rank, Space::Out)];
+        for (one, space) in touched.iter().copied().chain(own) {
+            let made = &mut layouts[one][usize::from(space != Space::In)];
+            made.get_or_insert_with(|| Layout::of(&spec, one, space));
         }
         let mut temp = vec![0];
         for elements in &plan.temp {
@@ -87,13 +85,8 @@ impl Prepared {
     }
 
     pub(super) fn layout(&self, rank: usize, space: Space) -> &Layout {
-        let both = self.layouts[rank]
-            .as_ref()
-            .expect("a touched rank's layout");
-        match space {
-            Space::In => &both[0],
-            Space::Out | Space::Temp => &both[1],
-        }
+        let made = self.layouts[rank][usize::from(space != Space::In)].as_ref();
+        made.expect("a touched rank's layout")
     }
 
     pub(super) fn layouts_len(&self) -> usize {

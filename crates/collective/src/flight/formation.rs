@@ -1,5 +1,6 @@
 //! How far a group has come that is being formed: what its record says if it does not come about.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -11,14 +12,14 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Formation {
     started: Instant,
-    reached: Mutex<(&'static str, Vec<usize>)>,
+    reached: Mutex<(&'static str, HashSet<usize>)>,
 }
 
 impl Formation {
     pub(crate) fn new() -> Self {
         Self {
             started: Instant::now(),
-            reached: Mutex::new(("begin", Vec::new())),
+            reached: Mutex::new(("begin", HashSet::new())),
         }
     }
 
@@ -29,9 +30,9 @@ impl Formation {
     }
 
     /// These ranks have come so far.
-    pub(crate) fn arrived(&self, ranks: Vec<usize>) {
+    pub(crate) fn arrived(&self, ranks: impl Iterator<Item = usize>) {
         let mut reached = self.reached.lock();
-        reached.1 = ranks;
+        reached.1 = ranks.collect();
     }
 
     /// For the dump, in the job's numbers. `ranks` are those of the group.
@@ -67,7 +68,7 @@ mod tests {
     fn ranks_are_told_in_the_numbers_of_the_job() {
         let formation = Formation::new();
         formation.enter("report in");
-        formation.arrived(vec![0, 1]);
+        formation.arrived(0..2);
         let given_up = Error::ThreadGone { rank: 0 };
         let absent = Error::Absent {
             rank: 0,

@@ -1,5 +1,6 @@
 //! The connections that a rank has accepted, and what became of them.
 
+use std::collections::HashMap;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -9,20 +10,23 @@ use crate::socket::Socket;
 /// What happened at the door so far.
 pub(super) struct Visits {
     pub(super) connections: Connections,
-    /// By number of the visit; emptied when it is over.
-    pub(super) at_the_door: Vec<Option<Socket>>,
+    /// Connections that higher ranks have not made yet.
+    pub(super) awaited: usize,
+    /// By number of the visit.
+    pub(super) at_the_door: HashMap<usize, Socket>,
     pub(super) refused: usize,
     pub(super) last: String,
 }
 
 impl Visits {
     pub(super) fn enter(&mut self, visit: usize, arrival: Arrival) {
-        if let Some(visitor) = self.at_the_door.get_mut(visit) {
-            *visitor = None;
-        }
+        self.at_the_door.remove(&visit);
         match arrival {
             // A rank that dials twice gave up on the first connection.
-            Ok((peer, lane, socket)) => self.connections[lane][peer] = Some(socket),
+            Ok((peer, lane, socket)) => {
+                let before = self.connections[lane][peer].replace(socket);
+                self.awaited -= usize::from(before.is_none());
+            }
             Err(reason) => {
                 self.refused += 1;
                 self.last = reason.to_string();
@@ -35,29 +39,13 @@ impl Visits {
     /// *Blocks*: at most for `limit`: there may be strangers among them, who say nothing.
     pub(super) fn admit(&mut self, arrivals: &Receiver<(usize, Arrival)>, limit: Duration) {
         let until = Instant::now() + limit;
-        while self.at_the_door.iter().any(Option::is_some) {
+        while !self.at_the_door.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
             let Ok((visit, arrival)) = arrivals.recv_timeout(left) else {
                 return;
             };
             self.enter(visit, arrival);
         }
-    }
-
-    /// Visits that are not over.
-    pub(super) fn open(&self) -> usize {
-        self.at_the_door.iter().flatten().count()
-    }
-
-    /// Connections from ranks above `rank` that have not come.
-    pub(super) fn missing_lanes(&self, rank: usize, lanes: &[usize]) -> usize {
-        let of = |peer: usize| {
-            let connections = self.connections.iter().take(lanes[peer]);
-            connections
-                .filter(|sockets| sockets[peer].is_none())
-                .count()
-        };
-        (rank + 1..lanes.len()).map(of).sum()
     }
 
     /// Ranks above `rank` that have not come on all of their `lanes`.
@@ -92,20 +80,20 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut visits = Visits {
             connections: vec![vec![None, None]],
-            at_the_door: vec![ours.try_clone().ok().map(Socket::Unix), None],
+            awaited: 1,
+            at_the_door: HashMap::from([(0, Socket::Unix(ours.try_clone().unwrap()))]),
             refused: 0,
             last: String::new(),
         };
-        assert_eq!((visits.open(), visits.missing_lanes(0, &[0, 1])), (1, 1));
         let (sender, arrivals) = channel();
         std::thread::scope(|scope| {
             scope.spawn(|| sender.send((0, Ok((1, 0, Socket::Unix(ours))))).unwrap());
             visits.admit(&arrivals, Duration::from_secs(30));
         });
         assert!(visits.connections[0][1].is_some());
-        assert_eq!((visits.open(), visits.missing_lanes(0, &[0, 1])), (0, 0));
-        visits.at_the_door[1] = Some(Socket::Unix(theirs));
+        assert_eq!(visits.awaited, 0);
+        visits.at_the_door.insert(1, Socket::Unix(theirs));
         visits.admit(&arrivals, Duration::from_millis(1));
-        assert!(visits.at_the_door[1].is_some());
+        assert!(visits.at_the_door.contains_key(&1));
     }
 }

@@ -64,6 +64,7 @@ pub(crate) struct Hosts {
     local: Vec<usize>,
     /// The ranks of each host, ascending.
     ranks: Vec<Vec<usize>>,
+    smallest: usize,
 }
 
 impl Hosts {
@@ -86,7 +87,13 @@ impl Hosts {
             local.push(ranks[*host].len());
             ranks[*host].push(rank);
         }
-        Self { host, local, ranks }
+        let smallest = ranks.iter().map(Vec::len).min().unwrap_or(0);
+        Self {
+            host,
+            local,
+            ranks,
+            smallest,
+        }
     }
 
     pub(crate) fn host(&self, rank: usize) -> usize {
@@ -114,7 +121,7 @@ impl Hosts {
 
     /// How many ranks every host has at least.
     pub(crate) fn smallest(&self) -> usize {
-        self.ranks.iter().map(Vec::len).min().unwrap_or(0)
+        self.smallest
     }
 
     /// The rank that is number `local` of its host.

@@ -4,14 +4,14 @@
 //! result to all who want it. *Source*: reduce-scatter and all-gather by direct exchange, Chan et al., "Collective
 //! communication: theory, practice, and experience", 2007.
 
-use super::parts::{copy, input, loads, output, slice};
+use super::parts::{Whose, copy, input, loads, output, slice};
 use super::{Counts, Kind, Partition, Pattern, Round, Spec, Spot, Task};
 
 /// Folds elements `at..at + len` of all ranks' blocks.
-fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
+fn fold(spec: &Spec, whose: Whose, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
     Task {
         len,
-        inputs: loads(&spec.tree, |rank, block| input(rank, block, at)),
+        inputs: loads(&spec.tree, whose, |rank, block| input(rank, block, at)),
         fold: Some(spec.tree.clone()),
         last: true,
         outputs,
@@ -19,14 +19,15 @@ fn fold(spec: &Spec, at: usize, len: usize, outputs: Vec<Spot>) -> Task {
 }
 
 /// One rank's only round.
-pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
+pub(super) fn direct(spec: &Spec, me: usize, whose: Whose) -> Vec<Round> {
     let world = spec.world();
-    let all = 0..world;
+    let all = whose.among(0..world);
     let Pattern { kind, counts, root } = &spec.pattern;
     let len = counts.longest();
     let reduced = |outputs: &dyn Fn(usize) -> Vec<Spot>| {
         let slice = Partition::even(len, world, spec.line).range(me);
-        vec![fold(spec, slice.start, slice.len(), outputs(slice.start))]
+        let outputs = outputs(slice.start);
+        vec![fold(spec, whose, slice.start, slice.len(), outputs)]
     };
     let tasks = match kind {
         Kind::Barrier => return Vec::new(),
@@ -35,7 +36,9 @@ pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
         Kind::ReduceScatter => {
             vec![Task {
                 len: counts.of(me),
-                inputs: loads(&spec.tree, |rank, block| slice(spec, rank, block, me)),
+                inputs: loads(&spec.tree, whose, |rank, block| {
+                    slice(spec, rank, block, me)
+                }),
                 fold: Some(spec.tree.clone()),
                 last: true,
                 outputs: vec![output(me, 0, 0)],
@@ -62,13 +65,13 @@ pub(super) fn direct(spec: &Spec, me: usize) -> Vec<Round> {
 }
 
 /// As [`direct`], but every rank folds all elements of an all-reduce by itself: one message instead of two, and more bytes.
-pub(super) fn one_shot(spec: &Spec, me: usize) -> Vec<Round> {
+pub(super) fn one_shot(spec: &Spec, me: usize, whose: Whose) -> Vec<Round> {
     let Pattern { kind, counts, root } = &spec.pattern;
-    let whole = || fold(spec, 0, counts.longest(), vec![output(me, 0, 0)]);
+    let whole = || fold(spec, whose, 0, counts.longest(), vec![output(me, 0, 0)]);
     let tasks = match kind {
         Kind::Reduce if *root != me => Vec::new(),
         Kind::AllReduce | Kind::Reduce => vec![whole()],
-        _ => return direct(spec, me),
+        _ => return direct(spec, me, whose),
     };
     vec![Round { tasks }]
 }

@@ -9,21 +9,46 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::parts::{copy, fold, input, loads, output, slice, temp};
+use super::parts::{Whose, copy, fold, input, loads, output, slice, temp};
 use super::{Counts, Hosts, Kind, Partition, Pattern, Round, Space, Spec, Spot, Task};
 use crate::tree::Tree;
 
-/// One rank's rounds, and the elements of its `Temp` slots; of patterns that go by hosts.
-pub(super) fn hierarchical(spec: &Spec, me: usize) -> (Vec<Round>, Vec<usize>) {
-    let Pattern { kind, counts, root } = &spec.pattern;
-    let (len, root) = (counts.longest(), *root);
-    match kind {
-        Kind::AllReduce => all_reduce(spec, me, len),
-        Kind::Reduce => reduce(spec, me, len, root),
-        Kind::Broadcast => (broadcast(spec, me, len, root), Vec::new()),
-        Kind::AllGather => (all_gather(spec, me, counts), Vec::new()),
-        Kind::ReduceScatter => reduce_scatter(spec, me, counts),
-        _ => unreachable!("`fit` lets only five patterns go by hosts"),
+/// Patterns that go by hosts, and what the plans of all ranks have in common.
+pub(super) struct ByHosts<'a> {
+    spec: &'a Spec,
+    /// Of reductions alone: other patterns need no hosts whose ranks are neighbours.
+    tree: Option<HostTree<'a>>,
+}
+
+impl<'a> ByHosts<'a> {
+    pub(super) fn new(spec: &'a Spec) -> Self {
+        let tree = spec.pattern.kind.reduces().then(|| HostTree::new(spec));
+        Self { spec, tree }
+    }
+
+    /// One rank's rounds, and the elements of its `Temp` slots.
+    pub(super) fn rounds(&self, me: usize, whose: Whose) -> (Vec<Round>, Vec<usize>) {
+        let spec = self.spec;
+        let Pattern { kind, counts, root } = &spec.pattern;
+        let (len, root) = (counts.longest(), *root);
+        match (kind, &self.tree) {
+            (Kind::AllReduce, Some(tree)) => all_reduce(spec, tree, me, len, whose),
+            (Kind::Reduce, Some(tree)) => reduce(spec, tree, me, len, root, whose),
+            (Kind::ReduceScatter, Some(tree)) => reduce_scatter(spec, tree, me, counts, whose),
+            (Kind::Broadcast, _) => (broadcast(spec, me, len, root, whose), Vec::new()),
+            (Kind::AllGather, _) => (all_gather(spec, me, counts, whose), Vec::new()),
+            _ => unreachable!("`fit` lets only five patterns go by hosts"),
+        }
+    }
+
+    /// Whether the tasks of `peer` may touch the memory of `rank`.
+    pub(super) fn deals(&self, peer: usize, rank: usize) -> bool {
+        let Spec { pattern, hosts, .. } = self.spec;
+        let deputises = |a: usize, b: usize| deputy(hosts, hosts.host(a), b) == a;
+        hosts.host(peer) == hosts.host(rank)
+            || deputises(peer, rank)
+            || deputises(rank, peer)
+            || pattern.kind == Kind::Broadcast && rank == pattern.root
     }
 }
 
@@ -69,7 +94,7 @@ impl<'a> HostTree<'a> {
         to: Spot,
     ) -> Option<Task> {
         let below = self.tree.below(node);
-        let inputs = loads(&below, block);
+        let inputs = loads(&below, Whose::All, block);
         match inputs[..] {
             [only] if only == to => None,
             [only] => Some(copy(len, only, to)),
@@ -77,11 +102,25 @@ impl<'a> HostTree<'a> {
         }
     }
 
+    /// The same with hosts in the place of ranks.
+    fn hosts_of(&self, whose: Whose) -> Whose {
+        match whose {
+            Whose::All => whose,
+            Whose::Rank(rank) => Whose::Rank(self.hosts.host(rank)),
+        }
+    }
+
     /// Finishes the sum from all hosts' nodes, wherever they lie.
-    fn finish(&self, len: usize, node: impl Fn(usize, usize) -> Spot, outputs: Vec<Spot>) -> Task {
+    fn finish(
+        &self,
+        len: usize,
+        whose: Whose,
+        node: impl Fn(usize, usize) -> Spot,
+        outputs: Vec<Spot>,
+    ) -> Task {
         Task {
             len,
-            inputs: loads(&self.over, node),
+            inputs: loads(&self.over, self.hosts_of(whose), node),
             fold: Some(self.over.clone()),
             last: true,
             outputs,
@@ -91,14 +130,13 @@ impl<'a> HostTree<'a> {
 
 /// An all-reduce or reduce cut into one slice for each local rank of the smallest host.
 struct Slices<'a> {
-    tree: HostTree<'a>,
+    tree: &'a HostTree<'a>,
     slices: Partition,
 }
 
 impl<'a> Slices<'a> {
-    fn new(spec: &'a Spec, len: usize) -> Self {
+    fn new(spec: &Spec, tree: &'a HostTree<'a>, len: usize) -> Self {
         let slices = Partition::even(len, spec.hosts.smallest(), spec.line);
-        let tree = HostTree::new(spec);
         Self { tree, slices }
     }
 
@@ -145,10 +183,16 @@ impl<'a> Slices<'a> {
 
 /// Within hosts each local rank folds its slice; between hosts it is folded and handed out by direct exchange; then the
 /// local ranks gather the slices.
-fn all_reduce(spec: &Spec, me: usize, len: usize) -> (Vec<Round>, Vec<usize>) {
+fn all_reduce(
+    spec: &Spec,
+    tree: &HostTree<'_>,
+    me: usize,
+    len: usize,
+    whose: Whose,
+) -> (Vec<Round>, Vec<usize>) {
     let hosts = &*spec.hosts;
     let (host, local) = (hosts.host(me), hosts.local(me));
-    let cut = Slices::new(spec, len);
+    let cut = Slices::new(spec, tree, len);
     let (within, scratch) = cut.within(me);
 
     let slice = cut.of(local);
@@ -157,12 +201,11 @@ fn all_reduce(spec: &Spec, me: usize, len: usize) -> (Vec<Round>, Vec<usize>) {
     if !part.is_empty() {
         let node = |host, index| cut.partial(hosts.rank(host, local), index, part.start);
         let at = slice.start + part.start;
-        let outputs = (0..hosts.count())
-            .map(|host| output(hosts.rank(host, local), 0, at))
-            .collect();
-        between
-            .tasks
-            .push(cut.tree.finish(part.len(), node, outputs));
+        let ranks =
+            (tree.hosts_of(whose).among(0..hosts.count())).map(|host| hosts.rank(host, local));
+        let outputs = ranks.map(|rank| output(rank, 0, at)).collect();
+        let finish = tree.finish(part.len(), whose, node, outputs);
+        between.tasks.push(finish);
     }
 
     let take = |from: usize| {
@@ -176,19 +219,25 @@ fn all_reduce(spec: &Spec, me: usize, len: usize) -> (Vec<Round>, Vec<usize>) {
 }
 
 /// As an all-reduce, but the ranks of the root's host finish the slices, and store them at the root.
-fn reduce(spec: &Spec, me: usize, len: usize, root: usize) -> (Vec<Round>, Vec<usize>) {
+fn reduce(
+    spec: &Spec,
+    tree: &HostTree<'_>,
+    me: usize,
+    len: usize,
+    root: usize,
+    whose: Whose,
+) -> (Vec<Round>, Vec<usize>) {
     let hosts = &*spec.hosts;
     let local = hosts.local(me);
-    let cut = Slices::new(spec, len);
+    let cut = Slices::new(spec, tree, len);
     let (within, scratch) = cut.within(me);
     let slice = cut.of(local);
     let mut between = Round::default();
     if hosts.host(me) == hosts.host(root) && !slice.is_empty() {
         let node = |host, index| cut.partial(hosts.rank(host, local), index, 0);
         let outputs = vec![output(root, 0, slice.start)];
-        between
-            .tasks
-            .push(cut.tree.finish(slice.len(), node, outputs));
+        let finish = tree.finish(slice.len(), whose, node, outputs);
+        between.tasks.push(finish);
     }
     (vec![within, between], scratch)
 }
@@ -200,9 +249,14 @@ fn deputy(hosts: &Hosts, host: usize, other: usize) -> usize {
 
 /// Each host folds every rank's slot over its own ranks; the slot's owner finishes it. Sums stay in scratch memory, which
 /// only other hosts are sent.
-fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<usize>) {
+fn reduce_scatter(
+    spec: &Spec,
+    tree: &HostTree<'_>,
+    me: usize,
+    counts: &Counts,
+    whose: Whose,
+) -> (Vec<Round>, Vec<usize>) {
     let hosts = &*spec.hosts;
-    let tree = HostTree::new(spec);
     let deals = |slot: usize| {
         let host = hosts.host(me);
         if hosts.host(slot) == host {
@@ -220,7 +274,13 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
     };
 
     let (mut within, mut scratch) = (Round::default(), Vec::new());
-    for slot in 0..spec.world() {
+    let is_apart = |rank: usize| hosts.host(rank) != hosts.host(me);
+    let slots = match whose {
+        // Within a host nothing of other hosts is touched.
+        Whose::Rank(rank) if is_apart(rank) => 0..0,
+        _ => 0..spec.world(),
+    };
+    for slot in slots {
         for (index, node) in tree.nodes(me).iter().enumerate() {
             if !deals(slot) {
                 scratch.push(0);
@@ -243,13 +303,13 @@ fn reduce_scatter(spec: &Spec, me: usize, counts: &Counts) -> (Vec<Round>, Vec<u
         };
         partial(rank, me, index)
     };
-    let tasks = vec![tree.finish(counts.of(me), node, vec![output(me, 0, 0)])];
+    let tasks = vec![tree.finish(counts.of(me), whose, node, vec![output(me, 0, 0)])];
     (vec![within, Round { tasks }], scratch)
 }
 
 /// The root's host reads it all. The other hosts each take one part of every slice from the root and the rest from each
 /// other, so that no host sends the data more than twice; then local ranks gather the slices.
-fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
+fn broadcast(spec: &Spec, me: usize, len: usize, root: usize, whose: Whose) -> Vec<Round> {
     let hosts = &*spec.hosts;
     let (host, local) = (hosts.host(me), hosts.local(me));
     let take = |from: usize, range: Range<usize>| {
@@ -272,7 +332,11 @@ fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
             slice.start + part.start..slice.start + part.end
         };
         rounds[0].tasks.push(take(root, part(host)));
-        let others = (0..hosts.count()).filter(|other| *other != host);
+        let all = match whose {
+            Whose::All => 0..hosts.count(),
+            Whose::Rank(rank) => hosts.host(rank)..hosts.host(rank) + 1,
+        };
+        let others = all.filter(|other| *other != host);
         rounds[1].tasks = others
             .map(|other| take(hosts.rank(other, local), part(other)))
             .collect();
@@ -285,11 +349,16 @@ fn broadcast(spec: &Spec, me: usize, len: usize, root: usize) -> Vec<Round> {
 }
 
 /// Each host takes every slot of another host once, dealt to its local ranks; these then read each other's.
-fn all_gather(spec: &Spec, me: usize, counts: &Counts) -> Vec<Round> {
+fn all_gather(spec: &Spec, me: usize, counts: &Counts, whose: Whose) -> Vec<Round> {
     let hosts = &*spec.hosts;
     let host = hosts.host(me);
     let (mut first, mut second) = (Round::default(), Round::default());
-    for slot in 0..spec.world() {
+    let slots = match whose {
+        // Of another host's rank nothing is read but its own slot.
+        Whose::Rank(rank) if hosts.host(rank) != host => rank..rank + 1,
+        _ => 0..spec.world(),
+    };
+    for slot in slots {
         let to = output(me, slot, 0);
         let deputy = deputy(hosts, host, slot);
         if hosts.host(slot) == host || deputy == me {

@@ -1,9 +1,29 @@
 //! What all algorithms make their tasks of.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Place, Space, Spec, Spot, Task};
 use crate::tree::{Step, Tree};
+
+/// Whose places a task is made with. A rank looks at the tasks of all others for what they do with its own memory; made whole
+/// they would take it a time that grows with the square of the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    All,
+    Rank(usize),
+}
+
+impl Whose {
+    /// Of these ranks, those that count.
+    pub(super) fn among(self, ranks: Range<usize>) -> Range<usize> {
+        match self {
+            Self::All => ranks,
+            Self::Rank(rank) if ranks.contains(&rank) => rank..rank + 1,
+            Self::Rank(_) => 0..0,
+        }
+    }
+}
 
 fn spot(rank: usize, space: Space, slot: usize, at: usize) -> Spot {
     let place = Place { space, slot, at };
@@ -53,7 +73,12 @@ pub(super) fn fold(tree: &Arc<Tree>, len: usize, inputs: Vec<Spot>, last: bool, 
 }
 
 /// Where a tree's program loads from, in its order, given where each rank's block lies.
-pub(super) fn loads(tree: &Tree, block: impl Fn(usize, usize) -> Spot) -> Vec<Spot> {
+pub(super) fn loads(tree: &Tree, whose: Whose, block: impl Fn(usize, usize) -> Spot) -> Vec<Spot> {
+    // A program visits leaves from left to right.
+    if let Whose::Rank(rank) = whose {
+        let blocks = 0..tree.blocks(rank).len();
+        return blocks.map(|index| block(rank, index)).collect();
+    }
     let load = |step: &Step| match *step {
         Step::Load { rank, block: index } => Some(block(rank, index)),
         Step::Merge => None,

@@ -46,6 +46,11 @@ impl<'a> OpWait<'a> {
         }
     }
 
+    /// How long it is until the deadline.
+    pub(crate) fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.started.elapsed())
+    }
+
     /// The operation is over.
     pub(crate) fn retract(&self) {
         if self.published.replace(false) {

@@ -12,15 +12,13 @@ use super::lane;
 use super::{FoldPiece, Peer};
 use crate::call::{Header, agree};
 use crate::error::Error;
-use crate::pace::Pace;
+use crate::pace::{Pace, slice};
 use crate::plan::Task;
 use crate::runner::Runner;
 use crate::socket::End;
 use crate::status::OpWait;
 
-/// Longest sleep between two looks at the latch, the launcher's page and the deadline.
-const SLICE: Duration = Duration::from_millis(5);
-/// The same where nothing wakes who sleeps: an eighth of the time waited so far, so that what has taken long takes little longer.
+/// Sleep where nothing wakes who sleeps: an eighth of the time waited so far, so that what has taken long takes little longer.
 const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 const NAPS: u32 = 8;
 /// How long a caller looks there before it sleeps: a nap of 20 us takes 70, and a message may need both ranks several times.
@@ -133,9 +131,12 @@ impl Drive<'_> {
                     }
                     continue;
                 }
+                let waited = idle
+                    .as_ref()
+                    .map_or(Duration::ZERO, |idle| idle.since.elapsed());
                 match &idle {
                     Some(idle) if self.asks => idle.nap(),
-                    _ => self.sleep(differs),
+                    _ => self.sleep(differs, slice(waited, self.wait.left())),
                 }
                 idle.iter_mut().for_each(|idle| idle.slept = true);
             }
@@ -236,8 +237,8 @@ impl Drive<'_> {
         spun < idle.limit
     }
 
-    /// Until a wire is ready for what is still to be done, at most a slice.
-    fn sleep(&self, differs: bool) {
+    /// Until a wire is ready for what is still to be done, at most for `limit`.
+    fn sleep(&self, differs: bool, limit: Duration) {
         let mut fds = Vec::with_capacity(self.active.len());
         for (_, peer) in self.active() {
             for (number, lane) in peer.lanes.iter().enumerate() {
@@ -258,7 +259,7 @@ impl Drive<'_> {
             }
         }
         // A failing poll is a lack of memory; the next turn finds out what the sockets say.
-        let _ = poll_for(&mut fds, SLICE.min(self.wait.timeout));
+        let _ = poll_for(&mut fds, limit);
     }
 
     /// The ranks that are waited for: those that have not come, else those whose data is late, else those that do not read.

@@ -1,14 +1,14 @@
 //! Waits until all members have published that they are at least so far: looks for a while, then sleeps.
 
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::own_cores;
 
 use super::protocol::{Arrival, Asleep, Board, arrive, complete, reached};
-use super::sync::{AtomicU32, Ordering, SLICE};
+use super::sync::{AtomicU32, Ordering};
 use crate::error::Error;
-use crate::pace::Pace;
+use crate::pace::{Pace, slice};
 use crate::runner::Runner;
 use crate::status::OpWait;
 
@@ -81,9 +81,12 @@ impl Meeting {
         wait.publish();
         let asleep = Asleep::register(board);
         // A failure rings after it is latched, so a sleeper that has read the bell before sees one or the other.
-        let in_a_hurry = || wait.timeout < SLICE || !wait.status.is_sound();
+        let limit = || match wait.status.is_sound() {
+            true => slice(began.elapsed(), wait.left()),
+            false => Duration::ZERO,
+        };
         loop {
-            if asleep.sleep(target, in_a_hurry) {
+            if asleep.sleep(target, limit) {
                 let pace = self.pace.get();
                 self.pace.set(pace.after_sleep(began, Instant::now()));
                 return Ok(());

@@ -11,6 +11,8 @@
 //!
 //! The words come from `super::sync`, so that `tests/meeting_model.rs` can run this file under a model checker.
 
+use std::time::Duration;
+
 use super::sync::{AtomicU32, Ordering, wait, wake_all};
 
 /// Where the words of a group lie.
@@ -67,14 +69,16 @@ impl<'a, B: Board> Asleep<'a, B> {
         Self(board)
     }
 
-    /// Sleeps until the bell rings, unless all have come; whether they have. May return early.
-    pub(crate) fn sleep(&self, target: u32, anxious: impl FnOnce() -> bool) -> bool {
+    /// Sleeps until the bell rings, unless all have come; whether they have. May return early. `limit` says for how long, once
+    /// the bell has been read.
+    pub(crate) fn sleep(&self, target: u32, limit: impl FnOnce() -> Duration) -> bool {
         let bell = self.0.bell().load(Ordering::SeqCst);
         if complete(self.0, target) {
             return true;
         }
-        if !anxious() {
-            wait(self.0.bell(), bell);
+        let limit = limit();
+        if !limit.is_zero() {
+            wait(self.0.bell(), bell, limit);
         }
         // Checked once more: the rank that came last may have gone on and failed since, which is not this meeting's concern.
         complete(self.0, target)

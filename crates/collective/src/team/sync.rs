@@ -6,18 +6,11 @@ use rustix::thread::futex;
 
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Longest sleep between two looks at the latch, the launcher's page and the deadline: a rank may be killed before it
-/// rings.
-pub(crate) const SLICE: Duration = Duration::from_millis(5);
-
-/// Sleeps while the word is `seen`, at most [`SLICE`]; may wake early. Not private to the process: that is the point.
-pub(crate) fn wait(word: &AtomicU32, seen: u32) {
-    let limit = rustix::time::Timespec {
-        tv_sec: 0,
-        tv_nsec: i64::from(SLICE.subsec_nanos()),
-    };
+/// Sleeps while the word is `seen`, at most for `limit`; may wake early. Not private to the process: that is the point.
+pub(crate) fn wait(word: &AtomicU32, seen: u32, limit: Duration) {
+    let limit = rustix::time::Timespec::try_from(limit).ok();
     // Woken, timed out, interrupted or too late: the caller looks again in every case.
-    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&limit));
+    let _ = futex::wait(word, futex::Flags::empty(), seen, limit.as_ref());
 }
 
 pub(crate) fn wake_all(word: &AtomicU32) {

@@ -54,6 +54,7 @@ impl<'a> Request<'a> {
             }
             Self::MultiSet { entries } => entries.first().map(|entry| entry.0).unwrap_or_default(),
             Self::List { prefix, .. } => prefix,
+            Self::Count { folder } => folder,
             Self::Set { key, .. }
             | Self::Get { key, .. }
             | Self::Add { key, .. }
@@ -82,7 +83,11 @@ impl<'a> Request<'a> {
                 let left = Duration::from_millis(*timeout_ms).saturating_sub(waited);
                 *timeout_ms = whole_milliseconds(left);
             }
-            Self::Set { .. } | Self::MultiSet { .. } | Self::Check { .. } | Self::List { .. } => {}
+            Self::Set { .. }
+            | Self::MultiSet { .. }
+            | Self::Check { .. }
+            | Self::List { .. }
+            | Self::Count { .. } => {}
             Self::Add { .. } | Self::CompareSet { .. } | Self::Delete { .. } => return None,
         }
         Some(again)

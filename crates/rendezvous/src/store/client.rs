@@ -187,6 +187,17 @@ impl Client {
         self.call(&Request::Check { keys }, expect!(Reply::Flag(flag) => flag))
     }
 
+    /// How many keys there are in a folder: those that are its name, a slash, and a name without one.
+    ///
+    /// *Cost*: the same for any number of keys.
+    pub fn count(&self, folder: &str) -> Result<usize, StoreError> {
+        let number = self.call(
+            &Request::Count { folder },
+            expect!(Reply::Number(number) => number),
+        )?;
+        Ok(usize::try_from(number).unwrap_or(0))
+    }
+
     /// Sets several keys at one moment, or none of them.
     pub fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<(), StoreError> {
         for (key, value) in entries {

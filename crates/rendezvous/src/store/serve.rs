@@ -362,6 +362,7 @@ impl Loop {
             }
             Err(error) => return Err(Leave::Refused(error.to_string())),
         };
+        self.shared.requests.fetch_add(1, Ordering::Relaxed);
         match self.table.apply(&request) {
             Outcome::Answer(answer) => conn.outbox.push_answer(&answer),
             Outcome::Appeared(answer) => {

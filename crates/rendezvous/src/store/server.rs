@@ -88,6 +88,7 @@ pub(super) struct Shared {
     pub(super) poller: Poller,
     pub(super) stop: AtomicBool,
     pub(super) refused: AtomicU64,
+    pub(super) requests: AtomicU64,
 }
 
 impl std::fmt::Debug for Shared {
@@ -127,6 +128,11 @@ impl Server {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
+    /// Requests of clients so far.
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(Ordering::Relaxed)
+    }
+
     fn start(addr: SocketAddr, token: &Token, options: ServerOptions) -> io::Result<Self> {
         let options = options.within(os::descriptors_max());
         let listener = os::listen(addr, options.connections_max)?;
@@ -137,6 +143,7 @@ impl Server {
             poller,
             stop: AtomicBool::new(false),
             refused: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
         });
         let mut turn = Loop::new(listener, shared.clone(), token.clone(), options);
         let thread = thread::Builder::new()

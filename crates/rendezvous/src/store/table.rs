@@ -1,18 +1,20 @@
 //! The store's contents and the effect of each request: no sockets, no clock, no waiting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use super::wire::{BODY_BYTES_MAX, CONTROL_BYTES_MAX, Reply, Request, Value};
 
-/// Overhead of an entry beside its key and value, so that many empty ones are bounded too.
-const ENTRY_BYTES: usize = 128;
+/// Overhead of an entry beside its key and value, so that many empty ones are bounded too, each in a folder of its own.
+const ENTRY_BYTES: usize = 192;
 
 /// Keys and values, of bounded total size.
 pub(super) struct Table {
     /// In order, so that the keys under a prefix are neighbours.
     entries: BTreeMap<Box<str>, Value>,
+    /// How many keys each folder has; empty ones are not here.
+    folders: HashMap<Box<str>, usize>,
     /// Values that have left the table while an answer still carries them: they still take memory.
     leaving: Vec<Value>,
     bytes: usize,
@@ -37,6 +39,7 @@ impl Table {
     pub(super) fn new(bytes_max: usize) -> Self {
         Self {
             entries: BTreeMap::new(),
+            folders: HashMap::new(),
             leaving: Vec::new(),
             bytes: 0,
             bytes_max,
@@ -77,6 +80,10 @@ impl Table {
             Request::Delete { key } => Outcome::Answer(Reply::Flag(self.delete(key))),
             Request::List { most, prefix } => Outcome::Answer(self.list(prefix, *most as usize)),
             Request::MultiSet { entries } => self.multi_set(entries),
+            Request::Count { folder } => {
+                let keys = self.folders.get(*folder).copied().unwrap_or(0);
+                Outcome::Answer(Reply::Number(keys as i64))
+            }
         }
     }
 
@@ -145,6 +152,7 @@ impl Table {
             self.leave(old);
         } else {
             self.entries.insert(key.into(), value);
+            *self.folders.entry(folder(key).into()).or_default() += 1;
         }
         Outcome::Appeared(answer)
     }
@@ -168,6 +176,12 @@ impl Table {
         };
         self.bytes -= cost(key, value.capacity());
         self.leave(value);
+        if let Some(keys) = self.folders.get_mut(folder(key)) {
+            *keys -= 1;
+            if *keys == 0 {
+                self.folders.remove(folder(key));
+            }
+        }
         true
     }
 
@@ -238,6 +252,11 @@ fn wait_for(missing: Vec<String>, timeout_ms: u64) -> Outcome {
         missing,
         timeout_ms,
     }
+}
+
+/// What a key's name has before its last slash.
+fn folder(key: &str) -> &str {
+    key.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
 fn cost(key: &str, value_bytes: usize) -> usize {

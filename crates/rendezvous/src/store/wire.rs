@@ -14,6 +14,7 @@
 //!          9  list             u32 most  key(prefix)        keys
 //!          10 multi-get        timeout keys                 values, timed out, too large
 //!          11 multi-set        u32 count, each key value    done, full
+//!          12 count            key(folder)                  number
 //!          any other                                        unknown operation
 //!
 //! reply    u8 status           fields
@@ -101,6 +102,7 @@ requests! {
     9 "list" List { most: u32, prefix: &'a str }
     10 "multi-get" MultiGet { timeout_ms: u64, keys: Vec<&'a str> }
     11 "multi-set" MultiSet { entries: Vec<(&'a str, &'a [u8])> }
+    12 "count" Count { folder: &'a str }
 }
 
 /// A value, which the server shares between its table and the answers that are being sent.

@@ -75,7 +75,9 @@ impl<T: TrainTask> Trainer<'_, T> {
 
     /// Tells rank 0 what all ranks have done since the last time.
     pub(super) fn close_window(&mut self) -> Result<(), TrainError> {
-        let spans = self.observer.close_window(&mut self.ddp, &self.group)?;
+        let keeps = self.group.rank() == 0 || self.metrics.is_some();
+        let observer = &mut self.observer;
+        let spans = observer.close_window(&mut self.ddp, &self.group, keeps)?;
         self.follow()?;
         match &mut self.metrics {
             Some(metrics) => spans.iter().try_for_each(|record| metrics.write(record)),

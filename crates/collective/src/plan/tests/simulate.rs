@@ -537,6 +537,12 @@ impl Expected {
 /// Checks one specification over all links that it may meet.
 fn check(spec: &Spec) -> Check {
     let plans = Plan::all(spec);
+    // A rank makes of the others' plans only what concerns it.
+    for rank in [0, spec.world() / 2, spec.world() - 1] {
+        ensure(plans[rank] == Plan::new(spec, rank), || {
+            format!("rank {rank} makes another plan by itself: {spec:?}")
+        })?;
+    }
     let mut expected = Expected::default();
     let links = match spec.hosts.count() == spec.world() {
         true => &[Links::Streams][..],

@@ -256,3 +256,24 @@ proptest! {
         prop_assert_eq!(table.bytes(), 0);
     }
 }
+
+#[test]
+fn a_folder_counts_the_keys_that_lie_in_it_themselves() {
+    let mut table = Table::new(1 << 20);
+    let count = |table: &mut Table, folder: &str| match table.apply(&Request::Count { folder }) {
+        Outcome::Answer(Reply::Number(number)) => number,
+        other => panic!("{other:?}"),
+    };
+    for key in ["a/b/0", "a/b/1", "a/b/1", "a/b/deep/2", "a/bc/0", "a"] {
+        let value = b"";
+        table.apply(&Request::Set { key, value });
+    }
+    for (folder, expected) in [("a/b", 2), ("a/b/deep", 1), ("a", 0), ("", 1), ("c", 0)] {
+        assert_eq!(count(&mut table, folder), expected, "{folder:?}");
+    }
+    for key in ["a/b/0", "a/b/0", "a/b/1"] {
+        table.apply(&Request::Delete { key });
+    }
+    assert_eq!(count(&mut table, "a/b"), 0);
+    assert_eq!(count(&mut table, "a/b/deep"), 1);
+}

@@ -115,7 +115,7 @@ fn a_values_head_announces_the_same_frame() {
 proptest! {
     #[test]
     fn requests_go_there_and_back(key in "\\PC{0,40}", keys in prop::collection::vec("[a-z/]{0,9}", 0..9),
-                                  value: Vec<u8>, new: Vec<u8>, timeout_ms: u64, amount: i64, most: u32, which in 0..10) {
+                                  value: Vec<u8>, new: Vec<u8>, timeout_ms: u64, amount: i64, most: u32, which in 0..11) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let request = match which {
             0 => Request::Set { key: &key, value: &value },
@@ -127,6 +127,7 @@ proptest! {
             6 => Request::Delete { key: &key },
             7 => Request::List { most, prefix: &key },
             8 => Request::MultiGet { timeout_ms, keys },
+            9 => Request::Count { folder: &key },
             _ => Request::MultiSet { entries: keys.into_iter().map(|key| (key, &value[..])).collect() },
         };
         let frame = request.encode();

@@ -6,6 +6,8 @@ use crate::report::{GpuReport, IdleCause, Note, Report};
 const OBSERVED_MIN_S: f64 = 5.0;
 /// A device or rank that is busy for less than this share of the time did no work.
 const IDLE_SHARE: f64 = 0.01;
+/// A rank that has less than this part of what the ranks have on average did no work, if others did.
+const IDLE_PART: f64 = 0.1;
 
 /// GPUs that did nothing while fewer GPUs than ranks worked.
 pub(super) fn gpus(report: &Report) -> Option<Note> {
@@ -50,7 +52,14 @@ pub(super) fn ranks(report: &Report) -> Option<Note> {
         return None;
     }
     // Little processor time in each interval is still work: what counts is the mean.
-    let is_idle = |percent: Option<f64>| percent.is_some_and(|mean| mean < 100.0 * IDLE_SHARE);
+    let known = report
+        .ranks
+        .iter()
+        .filter_map(|rank| rank.utilization_percent);
+    let mean = known.clone().sum::<f64>() / known.count().max(1) as f64;
+    // Where many ranks take turns on few cores, all have little.
+    let least = (100.0 * IDLE_SHARE).min(IDLE_PART * mean);
+    let is_idle = |percent: Option<f64>| percent.is_some_and(|mean| mean < least);
     let idle = report
         .ranks
         .iter()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::plan::choose::fit;
-use crate::plan::{Algorithm, Hosts, Kind};
+use crate::plan::{Algorithm, Hosts, Kind, Planner, Round, Whose};
 
 const PRIMES_AND_LINES: [usize; 9] = [0, 1, 3, 7, 15, 16, 17, 64, 97];
 
@@ -403,6 +403,42 @@ fn one_pull_is_one_round_in_which_nobody_stores_at_others() {
                 if algorithm.rounds_once() {
                     assert_eq!(spec.is_one_pull(), one, "{algorithm} {pattern:?}");
                 }
+            }
+        }
+    }
+}
+
+/// With the places of all ranks, of which one has a linear number, they would grow with the square.
+#[test]
+fn the_places_that_a_rank_makes_plans_of_grow_with_the_world() {
+    let world = 2048;
+    let tree = Tree::per_rank(world);
+    let places = |rounds: &[Round]| -> usize {
+        let tasks = rounds.iter().flat_map(|round| &round.tasks);
+        tasks
+            .map(|task| task.inputs.len() + task.outputs.len())
+            .sum()
+    };
+    let by_8 = Hosts::new((0..world).map(|rank| rank / 8).collect());
+    for hosts in [Hosts::one(world), Hosts::apart(world), by_8] {
+        let hosts = Arc::new(hosts);
+        for kind in Kind::ALL {
+            for algorithm in Algorithm::ALL {
+                if fit(algorithm, kind, &tree, &hosts).is_err() {
+                    continue;
+                }
+                let spec = Spec {
+                    pattern: Pattern::new(kind, 3 * world),
+                    algorithm,
+                    tree: tree.clone(),
+                    hosts: hosts.clone(),
+                    line: 1,
+                };
+                let (planner, rank) = (Planner::new(&spec), world / 2);
+                let dealers = (0..world).filter(|peer| planner.deals(*peer, rank));
+                let theirs = dealers.map(|peer| planner.rounds(peer, Whose::Rank(rank)));
+                let made: usize = theirs.map(|(rounds, _)| places(&rounds)).sum();
+                assert!(made <= 40 * world, "{kind:?} by {algorithm}: {made}");
             }
         }
     }
