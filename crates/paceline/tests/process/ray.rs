@@ -160,7 +160,7 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
     cluster.has_said(&job, "up 1");
     cluster.ask(json!(["hit_process", "ray::Agent.run"]));
     cluster.has_said(&job, "starts again");
-    cluster.has_said(&job, "a node has joined");
+    cluster.has_said(&job, "joined; round");
     cluster.ask(json!(["stop", job]));
     let end = cluster.end(&job);
     end.check("STOPPED", None, &[]);

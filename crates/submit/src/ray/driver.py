@@ -170,6 +170,8 @@ class Driver:
         self.endpoint = None
         self.seats = {}
         self.excluded = None
+        # Where the placement group has its bundles; a launcher that starts again comes back there.
+        self.reserved = {}
         # Nodes whose launcher has failed alone.
         self.unfit = set()
         self.codes = []
@@ -237,7 +239,8 @@ class Driver:
         if self.min == self.max or self.ends_at is not None:
             return
         waiting = [seat for number, seat in self.seats.items() if number >= self.min and seat.node is None]
-        taken = sorted({seat.node[0] for seat in self.seats.values() if seat.node is not None} | self.unfit)
+        seated = {seat.node[0] for seat in self.seats.values() if seat.node is not None}
+        taken = sorted(seated | self.unfit | set(self.reserved.values()))
         if waiting and taken == self.excluded:
             return
         for seat in waiting:
@@ -271,6 +274,8 @@ class Driver:
         if seat is not None and self.seats.get(seat.number) is not seat:
             return
         if kind == "placed":
+            if seat.number < self.min:
+                self.reserved[seat.number] = seat.node[0]
             self.begin(seat)
             self.grow()
         elif kind == "ended":
@@ -335,6 +340,7 @@ class Driver:
         reason = said if is_alive or not seat.node else "Ray has lost it"
         if self.min < self.max and self.ends_at is None and seat.node:
             if not is_alive:
+                self.reserved.pop(seat.number, None)
                 say(f"the node {node[1]} is gone; the job goes on without it")
                 self.replace(seat)
                 return
