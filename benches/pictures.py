@@ -5,7 +5,7 @@ Usage: benches/pictures.py roofline [KERNELS] >roofline.svg
        benches/pictures.py profile [--before PROGRAM] [--seconds N] WORKLOAD... >profile.svg
        benches/pictures.py worlds >worlds.svg
 
-`roofline` reads the first run in KERNELS, the output of `cargo bench -p paceline-kernels` (docs/benchmarks/kernels.txt): each layer's GFLOP/s over
+`roofline` reads the first instruction set of the first run in KERNELS, the output of `cargo bench -p paceline-kernels` (docs/benchmarks/kernels.txt): each layer's GFLOP/s over
 its operations for each byte, below what registers and memory allow. `profile` samples steps of `examples/step_time` on one thread with perf and
 sorts the samples by kernel; PROGRAM is an earlier build of it. Functions must keep their names:
 `cargo rustc --release -p paceline --example step_time -- -C strip=none`. `worlds` draws docs/benchmarks/worlds.jsonl, the results of benches/worlds.py.
@@ -85,7 +85,7 @@ def doublings(least, most):
 
 
 def roofline(options):
-    run = options.kernels.read().split("Earlier", 1)[0].splitlines()
+    run = re.split(r"^(?:avx2|Earlier)", options.kernels.read(), maxsplit=1, flags=re.MULTILINE)[0].splitlines()
     found, peaks = layers(run)
     title = next(row for row in run if "one thread" in row)
     peak = median(peaks)
