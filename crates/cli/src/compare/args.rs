@@ -20,7 +20,7 @@ const ON_DEVICES: [&str; 2] = ["dp", "model"];
 /// The one of them whose devices compute at the same time.
 const REPLICATED: &str = "dp";
 /// Options of `run` that a comparison sets itself or that are about other nodes: these, and those under these headings.
-const NOT_HERE: [&str; 3] = ["nproc_per_node", "stdin", "max_restarts"];
+const NOT_HERE: [&str; 4] = ["nproc_per_node", "stdin", "max_restarts", "run_dir"];
 const HEADINGS_NOT_HERE: [&str; 4] = [
     "Nodes",
     "Rendezvous",

@@ -140,7 +140,7 @@ fn a_strategy_that_is_not_there_and_options_without_one_are_refused() {
     );
     check(
         "compare --strategy ddp --run-dir x",
-        "unexpected argument '--run-dir'",
+        "--run-dir cannot be used here",
     );
     check("compare --strategy ddp --use-gpus 1", "'--use-gpus'");
     check("compare --strategy dp --devices 2", "'--devices'");
