@@ -20,6 +20,7 @@ use crate::flags::print;
 use crate::job;
 use crate::run::{self, Processes, RunArgs};
 use crate::usage::{self, UsageArgs};
+use crate::variables::setting_variable;
 
 pub use self::args::{CompareArgs, RowArgs, add_training};
 pub(crate) use self::args::{command, read};
@@ -114,7 +115,7 @@ fn one(
     // `paceline train` leaves its metrics there; other programs would call the variable unknown.
     let trains = Path::new(&run.program).file_name() == Some("paceline".as_ref());
     let dir = run_dir.to_str().filter(|_| trains);
-    let variable = dir.map(|dir| (args::setting_variable("run_dir"), dir.to_owned()));
+    let variable = dir.map(|dir| (setting_variable("run_dir"), dir.to_owned()));
     let exit = run::repeat(&run, variable.as_slice(), round == 1)?;
     if exit != Exit::Done {
         return Ok(Err(exit));

@@ -81,6 +81,11 @@ pub(crate) fn blame(error: &mut clap::Error, var: impl Fn(&str) -> Option<OsStri
     }
 }
 
+/// The variable of a setting of `paceline train`.
+pub(crate) fn setting_variable(key: &str) -> String {
+    format!("PACELINE_{}", key.to_uppercase())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -137,6 +137,11 @@ impl Flight {
         })
     }
 
+    /// When times in the records begin.
+    pub(crate) fn origin(&self) -> Instant {
+        self.origin
+    }
+
     /// The count of bytes that this rank has sent to others, over all groups.
     pub(crate) fn sent(&self) -> &Arc<AtomicU64> {
         &self.sent

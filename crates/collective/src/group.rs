@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::page::{self, JobPage, Phase, Slot};
@@ -389,6 +389,12 @@ impl ProcessGroup {
     pub fn dump_flight(&self) -> Dump {
         let dump = self.0.status.dump_flight();
         dump.expect("a group has a recorder from its beginning")
+    }
+
+    /// When the times in this rank's flight recorder begin.
+    pub fn flight_origin(&self) -> Instant {
+        let origin = self.0.status.flight_origin();
+        origin.expect("a group has a recorder from its beginning")
     }
 
     /// Tells the launcher that this process fails because of `rank`, so that it reports that one as the cause.

@@ -7,6 +7,7 @@ mod op_wait;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use paceline_rendezvous::page::{JobPage, Phase, Slot};
 use parking_lot::{Condvar, Mutex};
@@ -222,6 +223,11 @@ impl Status {
     pub(crate) fn dump_flight(&self) -> Option<Dump> {
         let (flight, _) = self.flight.get()?;
         Some(flight::dump(flight, &activity(&self.board.slot)))
+    }
+
+    /// When the times of what this rank has recorded begin, once there is a recorder.
+    pub(crate) fn flight_origin(&self) -> Option<Instant> {
+        self.flight.get().map(|(flight, _)| flight.origin())
     }
 
     /// Leaves the flight record where it can be found, if the group has failed. *Blocks* while it is written.

@@ -257,11 +257,9 @@ impl Writer {
             notes.add(kind, start, end);
         }
         let dump = self.group.dump_flight();
-        let now = Instant::now();
-        let at = |ns: u64| {
-            let ago = Duration::from_nanos(dump.taken_ns.saturating_sub(ns));
-            now.checked_sub(ago).unwrap_or(now)
-        };
+        // A moment's difference between clocks would move an operation out of its step.
+        let origin = self.group.flight_origin();
+        let at = |ns: u64| origin + Duration::from_nanos(ns);
         let bucket = |record: &Record| {
             let started = at(record.started_ns?);
             let finished = at(record.ended_ns?);

@@ -12,6 +12,7 @@ use paceline_words::counted;
 
 use crate::flags::{json, mistake, required, valued, whole};
 use crate::run::{self, RunArgs};
+use crate::variables::setting_variable;
 
 /// Strategies that use one rank, whatever `--ranks` says.
 const ON_ONE_RANK: [&str; 1] = ["single"];
@@ -315,9 +316,4 @@ fn train_options(matches: &ArgMatches) -> Vec<OsString> {
         Some(option)
     };
     given.filter_map(option).collect()
-}
-
-/// The variable of a setting of `paceline train`.
-pub(super) fn setting_variable(key: &str) -> String {
-    format!("PACELINE_{}", key.to_uppercase())
 }

@@ -17,6 +17,7 @@ use super::nodes::{NodesArgs, RdzvBackend};
 use super::{alone, folder, over_ssh, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, tell, warn};
 use crate::job;
+use crate::variables::setting_variable;
 
 /// Starts the program and waits for its end.
 ///
@@ -59,9 +60,6 @@ pub(crate) fn repeat(
     finished(job, args, is_first)
 }
 
-/// The variable in which a program finds its run directory.
-const RUN_DIR: &str = "PACELINE_RUN_DIR";
-
 /// The job, with all that does not depend on its nodes.
 pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     let warnings = sense::check(&args.nodes)?;
@@ -87,7 +85,9 @@ pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
             .push((job::FLIGHT_DIR.into(), prepared_folder(dir)?));
     }
     if let Some(dir) = &args.run_dir {
-        job.env.push((RUN_DIR.into(), prepared_folder(dir)?));
+        // That of `paceline train`, which programs of PyTorch heed, too.
+        job.env
+            .push((setting_variable("run_dir"), prepared_folder(dir)?));
     }
     Ok(job)
 }
