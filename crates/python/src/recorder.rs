@@ -38,8 +38,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const STEPS_MAX: usize = 1 << 16;
 /// Most steps between two whose spans are kept.
 const STRIDE_MAX: u64 = 1024;
-/// Steps whose notes a rank leaves in the store.
-const LEFT_MAX: usize = 8;
+/// Steps whose notes a rank leaves in the store: more than it keeps of 8,192 steps, which no rank 0 is late for.
+const LEFT_MAX: usize = 64;
 /// Longest line of an earlier job that is read.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
@@ -98,7 +98,7 @@ impl Recorder {
             let folder = folder.display();
             let message = format!("cannot write the metrics of this run in {folder}: {source}");
             Failure::new("configuration", message)
-                .hint("PACELINE_RUN_DIR is the run directory: a folder that rank 0 can write to, one for each job")
+                .hint("the run directory, PACELINE_RUN_DIR, is a folder that rank 0 can write to, one for each job")
         };
         let lines = match group.rank() {
             0 => Some(Lines::open(folder, over, before, group.world()).map_err(cannot)?),
