@@ -329,7 +329,9 @@ impl Writer {
             }
             let is_whole = gathered.ranks.iter().all(Option::is_some);
             let is_over = end.is_some() || gathered.since.elapsed() >= GATHER_TIMEOUT;
-            if is_whole || is_over || self.is_cut_off {
+            // In the order of steps.
+            let is_next = self.pending.is_empty();
+            if is_next && (is_whole || is_over || self.is_cut_off) {
                 self.write(gathered);
             } else {
                 self.pending.push_back(gathered);
