@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout};
+use std::sync::{Mutex, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -128,8 +129,12 @@ impl Drop for Cluster {
     }
 }
 
+/// Two clusters at once would be too slow for Ray's own time limits on two cores.
+static TURN: Mutex<()> = Mutex::new(());
+
 #[test]
 fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempdir().expect("a folder");
     let Some(mut cluster) = Cluster::start(folder.path(), &["2", "2"]) else {
         return;
@@ -210,6 +215,7 @@ fn jobs_run_fail_and_stop_on_a_ray_cluster_and_leave_nothing() {
 
 #[test]
 fn jobs_lose_and_gain_ray_nodes() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempdir().expect("a folder");
     let Some(mut cluster) = Cluster::start(folder.path(), &["2", "2"]) else {
         return;
