@@ -65,7 +65,7 @@ def raising():
 def job(how, folder, expected=0):
     """The lines of a job by their kinds."""
     command = [os.environ["PACELINE_TEST_LAUNCHER"], "run", "--nproc-per-node", str(RANKS), "--run-dir", folder, "--usage", "off"]
-    result = subprocess.run([*command, __file__], env={**os.environ, HOW: how}, capture_output=True, text=True, timeout=120)
+    result = subprocess.run([*command, __file__], env={**os.environ, HOW: how, "PYTHON_EXEC": sys.executable}, capture_output=True, text=True, timeout=120)
     assert result.returncode == expected, result
     with open(os.path.join(folder, "metrics.jsonl")) as lines:
         lines = [json.loads(line) for line in lines]
