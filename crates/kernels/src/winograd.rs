@@ -190,6 +190,7 @@ impl Winograd {
         let panels = self.outputs.div_ceil(LANES);
         let depth = self.channels.next_multiple_of(LANES);
         let weights = weights.rows::<LANES>();
+        let steps: Vec<u32> = (0..depth as u32).collect();
         let of_image = |image: usize| &x[image * self.of_input()..][..self.of_input()];
         let fill = |first: usize, output: &mut [MaybeUninit<f32>]| {
             let images = output.len() / self.of_output();
@@ -208,6 +209,7 @@ impl Winograd {
             let mut sums = Scratch::new(NUMBERS * of_sums);
             let mut strip = Scratch::new(self.strip(at_once));
             let mut block = Scratch::new(4 * across * LANES);
+            let rows: Vec<u32> = (0..count).map(|tile| (tile * depth) as u32).collect();
             let mut are_finite = vec![true; images];
             for start in (0..images * down).step_by(at_once) {
                 let some = start..(start + at_once).min(images * down);
@@ -229,6 +231,7 @@ impl Winograd {
                             values: &numbers[number * of_number..][..tiles * depth],
                             weights: &weights[(panel * NUMBERS + number) * depth..][..depth],
                             sums: &mut sums.as_chunks_mut().0[..tiles],
+                            offsets: [&rows, &steps],
                         });
                     }
                 }

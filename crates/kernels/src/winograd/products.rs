@@ -23,6 +23,8 @@ pub(super) struct Products<'a> {
     pub(super) weights: &'a [[f32; LANES]],
     /// A row for each tile.
     pub(super) sums: &'a mut [[f32; LANES]],
+    /// Where each tile's values begin, and each channel's value after that.
+    pub(super) offsets: [&'a [u32]; 2],
 }
 
 impl Task for Products<'_> {
@@ -92,16 +94,14 @@ impl Products<'_> {
     #[inline(always)]
     fn with_weights_in_memory<R: Register>(self) {
         let channels = self.weights.len();
-        let offsets = |count: usize, step: usize| (0..count).map(|at| (at * step) as u32).collect();
-        let rows: Vec<u32> = offsets(self.sums.len(), channels);
-        let steps: Vec<u32> = offsets(channels, 1);
+        let (tiles, [rows, steps]) = (self.sums.len(), self.offsets);
         let sums = self.sums.as_flattened_mut();
         for first in (0..channels).step_by(CACHED) {
             let some = first..channels.min(first + CACHED);
             let product = Product {
                 a: Left::Windows {
                     values: self.values,
-                    rows: &rows,
+                    rows: &rows[..tiles],
                     steps: &steps[some.clone()],
                 },
                 b: &self.weights[some],
