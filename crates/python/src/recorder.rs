@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -187,7 +187,7 @@ struct Writer {
     /// On rank 0.
     lines: Option<Lines>,
     store: Option<(Client, String)>,
-    /// A launcher or rank that has gone takes the store with it, and where there is none are no other ranks: no more notes of theirs then.
+    /// No more notes come from other ranks: the store went with the launcher or rank that hosts it, or a world of one has none.
     is_cut_off: bool,
     pending: VecDeque<Gathered>,
     /// Steps whose notes this rank has left in the store.
@@ -423,8 +423,9 @@ impl Lines {
             .create(true)
             .open(path)?;
         lock(&file)?;
-        let before = last_step(&file)?.saturating_sub(over);
-        if is_torn(&mut file)? {
+        let (last, is_torn) = last_step(&file)?;
+        let before = last.saturating_sub(over);
+        if is_torn {
             file.write_all(b"\n")?;
         }
         let mut lines = Self {
@@ -512,36 +513,27 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// The last step that lines speak of.
-fn last_step(file: &File) -> io::Result<u64> {
+/// The last step that lines speak of, and whether the last line lacks its end.
+fn last_step(file: &File) -> io::Result<(u64, bool)> {
     #[derive(Deserialize)]
     struct Line {
         step: u64,
     }
     let (mut reader, mut line, mut last) = (BufReader::new(file), Vec::new(), 0);
+    let mut is_torn = false;
     loop {
         line.clear();
         let read = (&mut reader)
             .take(LINE_BYTES_MAX)
             .read_until(b'\n', &mut line)?;
         if read == 0 {
-            return Ok(last);
+            return Ok((last, is_torn));
         }
+        is_torn = !line.ends_with(b"\n");
         if let Ok(line) = serde_json::from_slice::<Line>(&line) {
             last = last.max(line.step);
         }
     }
-}
-
-/// Whether the last line lacks its end.
-fn is_torn(file: &mut File) -> io::Result<bool> {
-    if file.seek(SeekFrom::End(0))? == 0 {
-        return Ok(false);
-    }
-    let mut end = [0];
-    file.seek(SeekFrom::End(-1))?;
-    file.read_exact(&mut end)?;
-    Ok(end != *b"\n")
 }
 
 #[cfg(test)]

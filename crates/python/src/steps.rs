@@ -111,7 +111,7 @@ impl Steps {
         }
     }
 
-    /// DistributedDataParallel waits at the end of the backward pass for operations whose futures it has, of which nobody tells us. The last one is
+    /// At the end of the backward pass, DistributedDataParallel waits for the futures of its operations, without telling us. The last one is
     /// handed over with the last gradient, so what it takes within the pass is a wait.
     fn wait_for_the_last(&mut self, since: Instant, now: Instant) {
         let last = self.handed_over.filter(|at| *at >= since);

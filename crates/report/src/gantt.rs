@@ -1,7 +1,9 @@
 //! A Gantt chart of a step: a row for each rank, from the spans that the run has recorded.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use paceline_usage::busy::{BusyTime, Interval};
 use paceline_usage::figures::thousands;
 use paceline_words::{Lang, Word};
 use serde::Deserialize;
@@ -214,37 +216,34 @@ impl Spans {
 }
 
 fn communicated(spans: &[Span], buckets: &[Bucket]) -> Communication {
-    let moving = merged(buckets.iter().map(|(_, start, _, end)| (*start, *end)));
-    let late = merged(buckets.iter().map(|(_, start, ready, _)| (*start, *ready)));
+    let interval = |start: f64, end: f64| Interval {
+        start_ns: (start * 1e9).round() as u64,
+        end_ns: (end * 1e9).round() as u64,
+    };
+    let moving = buckets
+        .iter()
+        .map(|(_, start, _, end)| interval(*start, *end));
+    let late = buckets
+        .iter()
+        .map(|(_, start, ready, _)| interval(*start, *ready));
     let waits = spans.iter().filter(|(kind, ..)| *kind == Kind::Wait);
-    let waits = merged(waits.map(|(_, start, end)| (*start, *end)));
-    let seconds = |of: &[(f64, f64)]| -> f64 { of.iter().map(|(start, end)| end - start).sum() };
-    let both = moving.iter().flat_map(|(start, end)| {
-        let shared = waits
-            .iter()
-            .map(|(from, to)| to.min(*end) - from.max(*start));
-        shared.filter(|seconds| *seconds > 0.0)
-    });
-    let total = seconds(&moving);
+    let waits = waits.map(|(_, start, end)| interval(*start, *end));
+    let window = interval(
+        0.0,
+        buckets.iter().map(|(.., end)| *end).fold(0.0, f64::max),
+    );
+    // Where both are idle, an operation is on its way and the rank waits.
+    let mut both = BusyTime::new(2);
+    both.add(window, &[moving.collect(), waits.collect()]);
+    let mut ready = BusyTime::new(1);
+    ready.add(window, &[late.collect()]);
+    let idle = |time: &BusyTime| (time.total() - time.busy(0)).as_secs_f64();
+    let total = idle(&both);
     Communication {
         total,
-        late: seconds(&late),
-        hidden: total - both.sum::<f64>(),
+        late: idle(&ready),
+        hidden: total - Duration::from_nanos(both.at_once_ns[0]).as_secs_f64(),
     }
-}
-
-/// Stretches of time in order, without those that others cover.
-fn merged(stretches: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
-    let mut sorted: Vec<(f64, f64)> = stretches.collect();
-    sorted.sort_by(|one, other| one.0.total_cmp(&other.0));
-    let mut merged: Vec<(f64, f64)> = Vec::new();
-    for (start, end) in sorted {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
 }
 
 /// The chart as a figure of a page.

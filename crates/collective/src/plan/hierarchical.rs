@@ -102,14 +102,6 @@ impl<'a> HostTree<'a> {
         }
     }
 
-    /// The same with hosts in the place of ranks.
-    fn hosts_of(&self, whose: Whose) -> Whose {
-        match whose {
-            Whose::All => whose,
-            Whose::Rank(rank) => Whose::Rank(self.hosts.host(rank)),
-        }
-    }
-
     /// Finishes the sum from all hosts' nodes, wherever they lie.
     fn finish(
         &self,
@@ -120,7 +112,7 @@ impl<'a> HostTree<'a> {
     ) -> Task {
         Task {
             len,
-            inputs: loads(&self.over, self.hosts_of(whose), node),
+            inputs: loads(&self.over, whose.host_of(self.hosts), node),
             fold: Some(self.over.clone()),
             last: true,
             outputs,
@@ -201,8 +193,8 @@ fn all_reduce(
     if !part.is_empty() {
         let node = |host, index| cut.partial(hosts.rank(host, local), index, part.start);
         let at = slice.start + part.start;
-        let ranks =
-            (tree.hosts_of(whose).among(0..hosts.count())).map(|host| hosts.rank(host, local));
+        let all = whose.host_of(hosts).among(0..hosts.count());
+        let ranks = all.map(|host| hosts.rank(host, local));
         let outputs = ranks.map(|rank| output(rank, 0, at)).collect();
         let finish = tree.finish(part.len(), whose, node, outputs);
         between.tasks.push(finish);
@@ -332,10 +324,7 @@ fn broadcast(spec: &Spec, me: usize, len: usize, root: usize, whose: Whose) -> V
             slice.start + part.start..slice.start + part.end
         };
         rounds[0].tasks.push(take(root, part(host)));
-        let all = match whose {
-            Whose::All => 0..hosts.count(),
-            Whose::Rank(rank) => hosts.host(rank)..hosts.host(rank) + 1,
-        };
+        let all = whose.host_of(hosts).among(0..hosts.count());
         let others = all.filter(|other| *other != host);
         rounds[1].tasks = others
             .map(|other| take(hosts.rank(other, local), part(other)))

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Place, Space, Spec, Spot, Task};
+use super::{Hosts, Place, Space, Spec, Spot, Task};
 use crate::tree::{Step, Tree};
 
 /// Whose places a task is made with. A rank looks at the tasks of all others for what they do with its own memory; made whole
@@ -15,6 +15,14 @@ pub(super) enum Whose {
 }
 
 impl Whose {
+    /// The same with hosts in the place of ranks.
+    pub(super) fn host_of(self, hosts: &Hosts) -> Self {
+        match self {
+            Self::All => self,
+            Self::Rank(rank) => Self::Rank(hosts.host(rank)),
+        }
+    }
+
     /// Of these ranks, those that count.
     pub(super) fn among(self, ranks: Range<usize>) -> Range<usize> {
         match self {
