@@ -17,7 +17,8 @@ use crate::error::TrainError;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Window {
     end_ns: u64,
-    idle: Vec<Interval>,
+    /// Start and end of each interval.
+    idle: Vec<(u64, u64)>,
     spans: Vec<Spans>,
 }
 
@@ -163,9 +164,10 @@ impl Observer {
         keeps: bool,
     ) -> Result<Vec<SpansRecord>, TrainError> {
         let start = Instant::now();
+        let idle = self.idle.drain(..);
         let mine = Window {
             end_ns: nanos(self.origin.elapsed()),
-            idle: std::mem::take(&mut self.idle),
+            idle: idle.map(|idle| (idle.start_ns, idle.end_ns)).collect(),
             spans: std::mem::take(&mut self.spans),
         };
         let bytes = serde_json::to_vec(&mine).expect("numbers always encode");
@@ -189,13 +191,11 @@ impl Observer {
             .unwrap_or(0);
         let idle: Vec<Vec<Interval>> = windows
             .into_iter()
-            .map(|mut window| {
+            .map(|window| {
                 // The earlier ranks waited for the last one.
-                window.idle.push(Interval {
-                    start_ns: window.end_ns,
-                    end_ns,
-                });
-                window.idle
+                let idle = window.idle.into_iter().chain([(window.end_ns, end_ns)]);
+                idle.map(|(start_ns, end_ns)| Interval { start_ns, end_ns })
+                    .collect()
             })
             .collect();
         let window = Interval {

@@ -24,7 +24,7 @@ use crate::error::TrainError;
 use crate::records::StepRecord;
 use crate::tensorboard::Events;
 
-/// Figures are seen by others at most so much later.
+/// Figures are seen by others at most so much later, if no evaluation comes between.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// Steps after which rank 0 hands its lines to the system in any case, so that the others know which they still have to keep.
 const HAND_OVER_EVERY: u64 = 16;
@@ -172,6 +172,10 @@ impl Files {
         self.lines.write_all(line)
     }
 
+    fn is_late(&self) -> bool {
+        self.flushed_at.elapsed() >= FLUSH_EVERY
+    }
+
     fn flush(&mut self) -> std::io::Result<()> {
         self.flushed_at = Instant::now();
         self.events.flush()?;
@@ -295,7 +299,7 @@ impl Metrics {
     pub(crate) fn write_step(&mut self, record: StepRecord) -> Result<(), TrainError> {
         let step = record.step;
         let is_late = match &mut self.to {
-            Lines::Files(files) => files.flushed_at.elapsed() >= FLUSH_EVERY,
+            Lines::Files(files) => files.is_late(),
             Lines::Kept {
                 lines,
                 has_new_writer,
@@ -315,7 +319,7 @@ impl Metrics {
             return self.flush();
         }
         match step.is_multiple_of(HAND_OVER_EVERY) {
-            true => self.hand_over(|files| files.lines.flush()),
+            true => self.hand_over_lines(),
             false => Ok(()),
         }
     }
@@ -356,7 +360,23 @@ impl Metrics {
         self.hand_over(Files::flush)
     }
 
+    /// The same, if the last time is long ago.
+    ///
+    /// *Errors*: the system's.
+    pub(crate) fn flush_if_late(&mut self) -> Result<(), TrainError> {
+        match &self.to {
+            Lines::Files(files) if files.is_late() => self.flush(),
+            Lines::Files(_) | Lines::Kept { .. } => Ok(()),
+        }
+    }
+
     /// Hands lines to the system, so that they outlive this process. Their events may follow: the next rank 0 writes those that are missing.
+    ///
+    /// *Errors*: the system's.
+    pub(crate) fn hand_over_lines(&mut self) -> Result<(), TrainError> {
+        self.hand_over(|files| files.lines.flush())
+    }
+
     fn hand_over(
         &mut self,
         flush: impl FnOnce(&mut Files) -> std::io::Result<()>,

@@ -658,7 +658,9 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let start = Instant::now();
         self.end_round()?;
         // A run resumed from here then has the records of all earlier steps.
-        self.flush_metrics()?;
+        if let Some(metrics) = &mut self.metrics {
+            metrics.hand_over_lines()?;
+        }
         let checkpoint = checkpoint(&self.net, &self.optimizer, &self.progress, sampler);
         save(&mut self.checkpoints, &self.ddp, checkpoint)?;
         self.observer.did(Kind::Save, start, Instant::now());

@@ -64,7 +64,6 @@ impl<T: TrainTask> Trainer<'_, T> {
         if let Some(metrics) = &mut self.metrics {
             metrics.write(&record)?;
         }
-        self.flush_metrics()?;
         self.close_window()?;
         self.progress.epoch_sums = [0.0; 2];
         self.epoch_predictions = 0.0;
@@ -90,7 +89,9 @@ impl<T: TrainTask> Trainer<'_, T> {
         let start = Instant::now();
         self.group.set_phase(Phase::Evaluation, self.step);
         // It may take long, and others look at the steps so far.
-        self.flush_metrics()?;
+        if let Some(metrics) = &mut self.metrics {
+            metrics.flush_if_late()?;
+        }
         self.end_round()?;
         self.ddp.synchronize()?;
         if self.task.len(Part::HeldOut) == 0 {
