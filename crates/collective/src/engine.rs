@@ -28,8 +28,8 @@ use crate::team::Team;
 /// What came of a piece of a call.
 #[derive(Debug, Clone, Copy)]
 enum Came {
-    /// It is done; when the last rank had arrived.
-    Ready(Instant),
+    /// It is done; see [`Engine::execute`].
+    Ready(Option<Instant>),
     /// Nothing is done: some ranks brought ordinary memory and others the group's, and pieces of this length serve both.
     Cut(usize),
 }
@@ -164,14 +164,14 @@ impl Engine {
 
     /// Runs a call to its end, one that was [begun](Self::begin) from where it is: until it is done as far as this rank is
     /// concerned and nobody touches the operand any more, or fails, after which nothing can be executed. Waits only while
-    /// `wait` lets it. The result is when the last rank had arrived.
+    /// `wait` lets it. The result is when the last rank had arrived; `None` if nothing took time after that.
     pub(crate) fn execute(
         &mut self,
         call: &Call,
         operand: &Operand,
         wait: &OpWait<'_>,
         runner: Runner,
-    ) -> Result<Instant, Error> {
+    ) -> Result<Option<Instant>, Error> {
         let mut cut = None;
         let ready = loop {
             let whole_or_cut = cut.as_ref().unwrap_or(call);
@@ -215,12 +215,13 @@ impl Engine {
         let (mut ready, mut first) = (None, 0);
         loop {
             match self.piece(call, operand, first, wait, runner)? {
-                Came::Ready(came) => ready.get_or_insert(came),
+                Came::Ready(came) if first == 0 => ready = came,
+                Came::Ready(_) => {}
                 cut => return Ok(cut),
-            };
+            }
             first = first.saturating_add(piece);
             if first >= total {
-                return Ok(Came::Ready(ready.unwrap_or(wait.started)));
+                return Ok(Came::Ready(ready));
             }
         }
     }
@@ -304,7 +305,11 @@ impl Engine {
         }
         let inline = lending == Lending::Inline;
         ground.resolve(team, inline, &mut self.means.pointers)?;
-        let ready = self.means.rounds(Some(team), &ground, wait, runner)?;
+        let met = (!inline).then(Instant::now);
+        let ready = self
+            .means
+            .rounds(Some(team), &ground, wait, runner)?
+            .or(met);
         if !inline {
             team.meet(wait, runner)?;
             ground.unstage_last();
@@ -327,19 +332,19 @@ struct Means {
 
 impl Means {
     /// Runs a plan's rounds, with a meeting of the ranks of this host between them. The result is when the last rank had
-    /// come to the first.
+    /// come to the first, if others than those of this host take part.
     fn rounds(
         &mut self,
         team: Option<&Team>,
         ground: &Ground<'_>,
         wait: &OpWait<'_>,
         runner: Runner,
-    ) -> Result<Instant, Error> {
+    ) -> Result<Option<Instant>, Error> {
         let rounds = &ground.plan().rounds;
-        let mut ready = Instant::now();
+        let mut ready = None;
         let (scratch, pointers) = (&mut self.scratch, &mut self.pointers);
         if let Some(streams) = self.streams.as_mut().filter(|_| rounds.is_empty()) {
-            return streams.meet(ground.header(), runner, wait);
+            return streams.meet(ground.header(), runner, wait).map(Some);
         }
         for (index, round) in rounds.iter().enumerate() {
             if let Some(team) = team.filter(|_| index > 0) {
@@ -363,7 +368,7 @@ impl Means {
                 )?
             };
             if index == 0 {
-                ready = came;
+                ready = Some(came);
             }
         }
         Ok(ready)

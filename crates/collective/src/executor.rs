@@ -128,7 +128,7 @@ impl Executor {
         drop(queue);
         let turn = Turn(self);
         let times = Times::of(submitted);
-        let settled = self.execute(&call, operand, times, Runner::Caller);
+        let settled = self.execute(&call, operand, times, submitted, Runner::Caller);
         drop(turn);
         settled
     }
@@ -149,7 +149,8 @@ impl Executor {
             self.leave(queue);
             turn.get_or_insert_with(|| Turn(self));
             let own = job.seq() == seq;
-            let settled = self.execute(&job.call, job.operand, job.times, Runner::Caller);
+            let started = job.times.started();
+            let settled = self.execute(&job.call, job.operand, job.times, started, Runner::Caller);
             if own {
                 job.promise.forget();
                 return settled;
@@ -267,7 +268,7 @@ impl Executor {
                 .started(&self.entry(&call), submitted, started);
         }
         if begun == Begun::Met {
-            return Outcome::of(self.execute(&call, operand, times, Runner::Caller));
+            return Outcome::of(self.execute(&call, operand, times, started, Runner::Caller));
         }
         let (job, outcome) = self.job(call, operand, times);
         let mut queue = self.queue.lock();
@@ -307,14 +308,22 @@ impl Executor {
     }
 
     fn complete(&self, job: Job, runner: Runner) {
-        let settled = self.execute(&job.call, job.operand, job.times, runner);
+        let started = job.times.started();
+        let settled = self.execute(&job.call, job.operand, job.times, started, runner);
         job.promise.keep(settled);
     }
 
-    fn execute(&self, call: &Call, mut operand: Operand, times: Times, runner: Runner) -> Settled {
+    /// Runs a call that this rank joins, or joined when its caller began it, at `started`.
+    fn execute(
+        &self,
+        call: &Call,
+        mut operand: Operand,
+        times: Times,
+        started: Instant,
+        runner: Runner,
+    ) -> Settled {
         let status = &*self.status;
         let Times { submitted, begun } = times;
-        let started = begun.unwrap_or_else(Instant::now);
         let seq = call.header.operation.seq;
         let wait = OpWait::new(status, call.header.operation, started, self.timeout());
         let ready = match begun {
@@ -335,9 +344,10 @@ impl Executor {
         });
         let settled = match result {
             Ok(peers_ready) => {
+                // The clock takes a tenth of the smallest call each time.
                 let finished = Instant::now();
-                self.recorder.arrived(seq, peers_ready);
-                self.recorder.finished(seq, finished);
+                let peers_ready = peers_ready.unwrap_or(finished);
+                self.recorder.finished(seq, peers_ready, finished);
                 Ok((
                     operand.into_region(),
                     OpTiming {

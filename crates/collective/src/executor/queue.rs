@@ -59,6 +59,11 @@ pub(super) enum Next {
 }
 
 impl Times {
+    /// When this rank joined the operation: now, unless its caller began it.
+    pub(super) fn started(&self) -> Instant {
+        self.begun.unwrap_or_else(Instant::now)
+    }
+
     /// Submitted, and no more.
     pub(super) fn of(submitted: Instant) -> Self {
         Self {

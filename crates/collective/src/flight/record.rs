@@ -148,8 +148,6 @@ pub enum State {
     Submitted,
     /// This rank has joined it and waits for the others.
     Started,
-    /// All ranks have joined it; data moves.
-    Arrived,
     /// This rank had joined it when it failed.
     Failed,
     /// It is complete here.
@@ -210,13 +208,8 @@ pub struct Record {
 
 impl State {
     /// In the order of their declaration.
-    pub(super) const ALL: [Self; 5] = [
-        Self::Submitted,
-        Self::Started,
-        Self::Arrived,
-        Self::Failed,
-        Self::Finished,
-    ];
+    pub(super) const ALL: [Self; 4] =
+        [Self::Submitted, Self::Started, Self::Failed, Self::Finished];
 }
 
 impl Record {
@@ -327,7 +320,7 @@ mod tests {
         (
             ("[a-z -]{1,12}", word(), word(), any::<(u64, u64, u64)>()),
             (number(), number(), number(), number(), number(), number()),
-            (0..5_usize, number(), number(), number()),
+            (0..State::ALL.len(), number(), number(), number()),
         )
             .prop_map(|(what, marks, (state, started_ns, arrived_ns, ended_ns))| {
                 let (op, reduce, dtype, (elements, bytes, submitted_ns)) = what;

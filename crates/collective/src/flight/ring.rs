@@ -151,23 +151,16 @@ impl Recorder {
         }
     }
 
-    /// All ranks have joined the operation.
+    /// The operation is complete on this rank; all ranks had joined it at `arrived`.
     #[inline]
-    pub(crate) fn arrived(&self, seq: u64, at: Instant) {
-        self.reach(seq, State::Arrived, ARRIVED, at);
-    }
-
-    /// The operation is complete on this rank.
-    #[inline]
-    pub(crate) fn finished(&self, seq: u64, at: Instant) {
-        self.reach(seq, State::Finished, ENDED, at);
-        self.over.store(seq, Ordering::Relaxed);
+    pub(crate) fn finished(&self, seq: u64, arrived: Instant, at: Instant) {
+        let times = [(ARRIVED, arrived), (ENDED, at)];
+        self.end(seq, State::Finished, &times);
     }
 
     /// The operation failed, after this rank had joined it. One that was never [`started`](Self::started) stays as it was.
     pub(crate) fn failed(&self, seq: u64, at: Instant) {
-        self.reach(seq, State::Failed, ENDED, at);
-        self.over.store(seq, Ordering::Relaxed);
+        self.end(seq, State::Failed, &[(ENDED, at)]);
     }
 
     /// What is in the ring, the newest `records_max` of it.
@@ -190,17 +183,21 @@ impl Recorder {
         }
     }
 
-    fn reach(&self, seq: u64, state: State, time: usize, at: Instant) {
-        let Some(slot) = self.slot(seq) else { return };
-        let codes = slot.0[CODES].load(Ordering::Relaxed);
-        if slot.0[SEQ].load(Ordering::Relaxed) != seq || !is_joined(codes) {
-            return;
+    #[inline]
+    fn end(&self, seq: u64, state: State, times: &[(usize, Instant)]) {
+        if let Some(slot) = self.slot(seq) {
+            let codes = slot.0[CODES].load(Ordering::Relaxed);
+            if slot.0[SEQ].load(Ordering::Relaxed) == seq && is_joined(codes) {
+                slot.write(|| {
+                    let word = |i: usize, value| slot.0[i].store(value, Ordering::Relaxed);
+                    word(CODES, with_state(codes, state));
+                    for (time, at) in times {
+                        word(*time, self.ns(*at));
+                    }
+                });
+            }
         }
-        slot.write(|| {
-            let word = |i: usize, value| slot.0[i].store(value, Ordering::Relaxed);
-            word(CODES, with_state(codes, state));
-            word(time, self.ns(at));
-        });
+        self.over.store(seq, Ordering::Relaxed);
     }
 
     #[inline]
@@ -395,8 +392,7 @@ mod tests {
         let at = |ns| recorder.origin + Duration::from_nanos(ns);
         recorder.submitted(&entry(1), at(10));
         recorder.started(&entry(1), at(10), at(20));
-        recorder.arrived(1, at(30));
-        recorder.finished(1, at(40));
+        recorder.finished(1, at(30), at(40));
         let broadcast = Entry {
             operation: Operation {
                 kind: OpKind::Broadcast,
@@ -474,7 +470,7 @@ mod tests {
         let now = Instant::now();
         for seq in 1..=9 {
             recorder.started(&entry(seq), now, now);
-            recorder.finished(seq, now);
+            recorder.finished(seq, now, now);
         }
         let kept = [6, 7, 8, 9].map(|seq| (seq, State::Finished));
         assert_eq!(states(&recorder), kept);
@@ -490,7 +486,7 @@ mod tests {
         recorder.submitted(&entry(6), now);
         let waiting = [(1, State::Started), (2, State::Submitted)];
         assert_eq!(states(&recorder), waiting);
-        recorder.finished(1, now);
+        recorder.finished(1, now, now);
         recorder.started(&entry(2), now, now);
         recorder.failed(2, now);
         recorder.started(&entry(3), now, now);
@@ -511,7 +507,7 @@ mod tests {
         let recorder = recorder(0);
         recorder.submitted(&entry(1), Instant::now());
         recorder.started(&entry(1), Instant::now(), Instant::now());
-        recorder.finished(1, Instant::now());
+        recorder.finished(1, Instant::now(), Instant::now());
         assert_eq!(states(&recorder), []);
         assert_eq!(recorder.dump(usize::MAX).submitted, 1);
     }
@@ -534,7 +530,7 @@ mod tests {
                         at,
                         at,
                     );
-                    recorder.finished(seq, at);
+                    recorder.finished(seq, at, at);
                 }
             });
             loop {
@@ -563,8 +559,7 @@ mod tests {
             for _ in 0..1000 {
                 *seq += 1;
                 recorder.started(std::hint::black_box(&entry(*seq)), now, now);
-                recorder.arrived(*seq, now);
-                recorder.finished(*seq, now);
+                recorder.finished(*seq, now, now);
             }
             started.elapsed() / 1000
         };
