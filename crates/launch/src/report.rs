@@ -251,6 +251,7 @@ impl RankError {
     pub(crate) fn in_lines(&self, lang: Lang) -> String {
         let (message, hint) = self.parts();
         let message = message.replace('\n', "\n    ");
+        let hint = hint.map(|hint| paceline_words::advice(lang, hint));
         let hint = hint.map(|hint| say!(lang, "  hint: {hint}\n", "  조치: {hint}\n"));
         let hint = hint.unwrap_or_default();
         say!(
@@ -432,12 +433,13 @@ impl Failure {
         }
     }
 
-    /// What to do about it. The advice of the rank's own error stays as it is.
+    /// What to do about it: the advice of the rank's own error, if that has one.
     pub fn hint(&self, lang: Lang) -> Option<String> {
         match &self.error {
             // An error that is told in full, without advice, leaves nothing to look for.
             Some(error) if self.last_lines.is_empty() => {
-                let own = error.parts().1.map(str::to_owned);
+                let own = error.parts().1;
+                let own = own.map(|own| paceline_words::advice(lang, own).to_owned());
                 own.or_else(|| Some(advice::known(self)?.of(lang).to_owned()))
             }
             _ => Some(advice::of(self, lang)),

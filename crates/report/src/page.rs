@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use paceline_usage::busy::share;
 use paceline_usage::figures::{clock, thousands};
-use paceline_words::{Lang, Word};
+use paceline_words::{Lang, Word, advice};
 
 use crate::chart::{draw, escaped, number};
 use crate::charts::{ACCURACY, charts};
@@ -179,7 +179,11 @@ impl Page<'_> {
         let best = run.seen.end.as_ref().and_then(|end| end.best.as_ref());
         let best = best.map_or(String::new(), |best| {
             let value = best.value.map_or("–".into(), number);
-            let values = [&*thousands(best.epoch), &*escaped(&best.monitor), &*value];
+            let monitor = match &*best.monitor {
+                "held_out_loss" => words::HELD_OUT_LOSS.of(self.lang).to_owned(),
+                other => escaped(other),
+            };
+            let values = [&*thousands(best.epoch), &*monitor, &*value];
             let text = words::BEST_EPOCH.filled(self.lang, &values);
             format!("<p>{text}{}</p>\n", self.of_run(run))
         });
@@ -348,12 +352,13 @@ impl Page<'_> {
 
     /// What the launcher has said besides: what to do, and where the output is.
     fn advice(&self, failure: &JobFailure) -> String {
+        let hint = failure.hint.as_deref();
         let told = [
-            (words::ADVICE, &failure.hint),
-            (words::OUTPUT, &failure.log),
+            (words::ADVICE, hint.map(|hint| advice(self.lang, hint))),
+            (words::OUTPUT, failure.log.as_deref()),
         ];
         let told = told.into_iter().filter_map(|(word, text)| {
-            let text = escaped(text.as_ref()?);
+            let text = escaped(text?);
             Some(format!("<p>{}</p>", word.filled(self.lang, &[&text])))
         });
         told.collect()
@@ -366,9 +371,10 @@ impl Page<'_> {
             // Those that somebody chose come first.
             let mut settings: Vec<_> = run.settings.iter().collect();
             settings.sort_by_key(|[_, _, source]| source.starts_with("default"));
-            let rows = settings
-                .into_iter()
-                .map(|setting| setting.each_ref().map(|text| escaped(text)).to_vec());
+            let rows = settings.into_iter().map(|[key, value, source]| {
+                let source = in_language(source, self.lang);
+                [key, value, &source].map(|text| escaped(text)).to_vec()
+            });
             let rows: Vec<Vec<String>> = rows.collect();
             // Other programs write none.
             if rows.is_empty() {
@@ -406,6 +412,23 @@ impl Page<'_> {
             table(&head, &rows)
         )
     }
+}
+
+/// The source of a setting, which begins with its kind. What follows stays as it is.
+fn in_language(source: &str, lang: Lang) -> String {
+    const KINDS: [Word; 6] = [
+        words::OF_FLAG,
+        words::OF_ENVIRONMENT,
+        words::OF_FILE,
+        words::OF_RUN,
+        words::OF_LAUNCHER,
+        words::OF_DEFAULT,
+    ];
+    let named = KINDS.iter().find_map(|kind| {
+        let rest = source.strip_prefix(kind.of(Lang::En))?;
+        (rest.is_empty() || rest.starts_with(' ')).then(|| format!("{}{rest}", kind.of(lang)))
+    });
+    named.unwrap_or_else(|| source.to_owned())
 }
 
 /// A table of cells that are HTML.

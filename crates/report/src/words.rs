@@ -25,8 +25,8 @@ words! {
     STEP_OF_RANKS: "What the ranks did in step {}", "스텝 {}에서 각 랭크가 한 일";
     SLOWEST_RANK: "Rank {} worked longest: {} ms, the others {} ms on average.", "랭크 {}의 작업 시간이 가장 깁니다: {} ms, 다른 랭크는 평균 {} ms.";
     COMMUNICATED:
-        "Operations between ranks: {}, {} MB, {} ms, of these {} ms until the last rank had come; {} % of the time hidden behind computing.",
-        "랭크 간 연산 {}개, {} MB: {} ms, 그중 마지막 랭크 대기 {} ms; 통신 시간의 {} %는 계산과 겹침.";
+        "{} % of the communication hidden behind computing (operations: {}, {} MB, {} ms, of these {} ms until the last rank had come).",
+        "통신 시간의 {} %가 계산과 겹침. 랭크 간 연산 {}개, {} MB, {} ms(마지막 랭크 대기 {} ms).";
     BETWEEN_RANKS: "Between ranks", "랭크 간 통신";
     BUCKET: "operation", "연산";
     BUCKET_SIZE: "MB", "크기(MB)";
@@ -36,6 +36,7 @@ words! {
     STEP_TIME: "Time of a step, ms", "스텝 시간, ms";
     STEP_TIME_SHORT: "step time", "스텝 시간";
     ROWS_LEFT_OUT: "Of {} ranks, the {} that worked longest and the {} that worked least are drawn.", "랭크 {}개 중 작업 시간이 가장 긴 {}개와 가장 짧은 {}개만 그렸습니다.";
+    GONE: "ended", "프로세스 종료됨";
     OWN_CODE: "own code", "사용자 코드";
     EVALUATION: "evaluation", "평가";
     CHECKPOINT: "checkpoint", "체크포인트";
@@ -143,6 +144,12 @@ words! {
     SETTING: "setting", "설정";
     VALUE: "value", "값";
     SOURCE: "source", "출처";
+    OF_FLAG: "flag", "옵션";
+    OF_ENVIRONMENT: "environment", "환경 변수";
+    OF_FILE: "file", "파일";
+    OF_RUN: "run", "실행";
+    OF_LAUNCHER: "launcher of this rank", "런처";
+    OF_DEFAULT: "default", "기본값";
     WEIGHTS: "weights, SHA-256", "가중치 SHA-256";
     SAME_WEIGHTS: "All runs ended with the same weights, bit for bit.", "모든 실행이 비트까지 같은 가중치로 끝났습니다.";
     ANY_RATE: "Samples or tokens per second", "초당 샘플 또는 토큰 수";

@@ -3,11 +3,13 @@
 //! A [`Word`] stands in tables, [`say!`](say) writes a sentence with values. Both are refused by the compiler if the Korean is missing.
 //! Machines are told English: JSON, files of errors, and what one process tells another.
 
+mod advice;
 mod lang;
 mod phrases;
 
 use std::fmt;
 
+pub use advice::advice;
 pub use lang::Lang;
 pub use phrases::{count, counted, joined, plain, shortened, span};
 
