@@ -96,8 +96,9 @@ fn advice(error: &clap::Error) -> Option<String> {
         ("run", None) => error.get(ContextKind::SuggestedArg).is_none().then(|| {
             format!("options of the program go after its name: `paceline run PROGRAM {option} ...`")
         }),
-        _ => is_known
+        ("", _) => is_known
             .then(|| format!("'{option}' is an option of `paceline run` and goes after `run`")),
+        _ => None,
     }
 }
 

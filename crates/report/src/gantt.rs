@@ -146,11 +146,11 @@ impl Spans {
         let total = mean(&|rank| rank.total);
         let hidden = mean(&|rank| rank.hidden) / total.max(f64::MIN_POSITIVE) * 100.0;
         let values = [
+            &*format!("{hidden:.0}"),
             &*thousands(first.len() as u64),
             &*megabytes(bytes),
             &*milliseconds(total),
             &*milliseconds(mean(&|rank| rank.late)),
-            &*format!("{hidden:.0}"),
         ];
         Some(words::COMMUNICATED.filled(lang, &values))
     }
@@ -437,7 +437,7 @@ mod tests {
         let spans = read(&line).expect("spans");
         assert!(spans.is_sound() && spans.is_plain());
         // 8 and 6 ms on their way, of which 3 and 1 in waits.
-        let told = "Operations between ranks: 2, 3.5 MB, 7 ms, of these 1 ms until the last rank had come; 71 % of the time hidden behind computing.";
+        let told = "71 % of the communication hidden behind computing (operations: 2, 3.5 MB, 7 ms, of these 1 ms until the last rank had come).";
         assert_eq!(spans.communication(Lang::En).as_deref(), Some(told));
         let html = figure(&spans, Lang::En);
         for part in [

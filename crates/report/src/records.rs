@@ -13,6 +13,12 @@ pub struct Start {
     pub step: u64,
     /// Ranks.
     pub world: u64,
+    /// The ranks' device.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Compute threads of each rank.
+    #[serde(default)]
+    pub threads: Option<u64>,
     /// Epochs of the job; 0 where it has not said so.
     #[serde(default)]
     pub epochs: u64,
@@ -66,6 +72,9 @@ pub struct End {
     #[serde(default)]
     pub(crate) stragglers: Vec<Straggler>,
     pub(crate) best: Option<BestEpoch>,
+    /// Whether `--patience` ended it.
+    #[serde(default)]
+    pub stopped_early: bool,
     #[serde(default)]
     pub(crate) classes: Vec<Class>,
     /// What was taken for what, of the same samples.

@@ -18,6 +18,7 @@ use crate::report::plural;
 use crate::scores::{self, Scores};
 use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
 use crate::trained::{entry, misfit};
+use paceline_usage::figures::thousands;
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";
@@ -60,7 +61,7 @@ impl TrainTask for Dataset {
             "{}: {} to train on, {} held out, {}",
             self.name,
             plural(self.train().len() as u64, "sample"),
-            self.held_out().len(),
+            thousands(self.held_out().len() as u64),
             match &self.schema.target {
                 Target::Classes(classes) => plural(classes.len() as u64, "class"),
                 Target::Number { .. } => "a number to predict".to_owned(),

@@ -33,6 +33,9 @@ pub(crate) struct Header {
     pub(crate) model: String,
     /// Trained values of the model.
     pub(crate) parameters: usize,
+    /// Whether `--freeze` leaves others as they are.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) freezes: bool,
     /// The layers' compute type.
     pub(crate) precision: Precision,
     /// Samples of a step over all ranks.
@@ -79,7 +82,13 @@ impl Header {
             plural(self.threads as u64, "compute thread"),
             self.transport,
             self.model,
-            plural(self.parameters as u64, "parameter"),
+            match self.freezes {
+                false => plural(self.parameters as u64, "parameter"),
+                true => format!(
+                    "{}, the others frozen",
+                    plural(self.parameters as u64, "trained parameter")
+                ),
+            },
             thousands(self.global_batch as u64),
             plural(self.shards as u64, "shard"),
             plural(self.epochs as u64, "epoch"),
@@ -314,6 +323,7 @@ mod tests {
             transport: "shm".into(),
             model: "small convolutional network".into(),
             parameters: 25_578,
+            freezes: false,
             precision: Precision::Bf16,
             global_batch: 6144,
             per_rank: (1536, 2304),

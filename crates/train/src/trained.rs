@@ -6,6 +6,7 @@ use std::path::Path;
 use paceline_checkpoint::{CheckpointError, SavedModel};
 use serde::de::DeserializeOwned;
 
+use crate::config::{FileText, Resolved};
 use crate::error::TrainError;
 use crate::run_dir;
 
@@ -41,18 +42,44 @@ impl Which {
             "name a run that has saved one: each does so at the end of an epoch, or every --save-every steps",
         );
         let (saved, (what, hint)) = match self {
-            Self::Newest => (SavedModel::newest(&folder)?, NONE),
-            Self::MeanOf(count) => (SavedModel::mean_of_newest(&folder, count.get())?, NONE),
+            Self::Newest => (SavedModel::newest(&folder), NONE),
+            Self::MeanOf(count) => {
+                // The best one may lie beside them.
+                if let Some(kept) = kept(run).filter(|kept| count.get() > *kept) {
+                    return Err(TrainError::usage(
+                        format!(
+                            "{} has its newest {kept} checkpoints, but {count} are to be averaged",
+                            run.display()
+                        ),
+                        "average fewer, or train with a larger --keep",
+                    ));
+                }
+                (SavedModel::mean_of_newest(&folder, count.get()), NONE)
+            }
             Self::Best => (
-                SavedModel::best(&folder)?,
+                SavedModel::best(&folder),
                 (
                     "no best checkpoint",
                     "a run has one from the first epoch on that ends with an evaluation; without held-out data use the newest one",
                 ),
             ),
         };
+        let saved = saved.map_err(|error| match error {
+            // Its own advice is for a job that trains on.
+            CheckpointError::NoneValid { .. } => TrainError::usage(
+                error.to_string(),
+                "its files were changed, or not copied whole: copy the run again, or use another one",
+            ),
+            other => other.into(),
+        })?;
         saved.ok_or_else(|| TrainError::usage(format!("{} has {what}", run.display()), hint))
     }
+}
+
+/// How many of its newest checkpoints a run keeps; `None` if it does not say so.
+fn kept(run: &Path) -> Option<usize> {
+    let settings = FileText::read(&run.join("config.toml")).ok()?;
+    Some(Resolved::from_saved(&settings).ok()?.config().keep)
 }
 
 /// An entry of the checkpoint's metadata, which is JSON.

@@ -4,7 +4,7 @@ mod judge;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::thread::{available_parallelism, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use paceline_doctor::{Finding, Severity};
@@ -95,7 +95,6 @@ pub(super) fn explain(subject: &Subject, lang: Lang, json: bool) -> Result<Exit,
             Some(run) => run.failure.as_ref(),
             None => early.as_ref(),
         },
-        cores: available_parallelism().map_or(1, usize::from),
         ranks,
         lang,
     };

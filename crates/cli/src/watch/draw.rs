@@ -119,7 +119,10 @@ impl Frame<'_> {
                     self.state.word(words::STEP),
                     thousands(activity.step),
                     since.as_secs_f64(),
-                    doing(activity, self.state.lang),
+                    match rank.pid {
+                        Some(_) => doing(activity, self.state.lang),
+                        None => self.state.word(words::GONE).to_owned(),
+                    },
                 ),
                 None => "–".to_owned(),
             };

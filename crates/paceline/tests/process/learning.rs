@@ -239,5 +239,6 @@ fn averages_mixtures_and_whole_steps_are_the_same_on_any_ranks_and_resumed() {
     let exported = read_safetensors(&folder.join("mean.safetensors"));
     assert_eq!(tensor(exported.expect("whole"), "output.bias"), mean);
     paceline(folder, "eval run --average 3").check(2, &["2 whole checkpoints, but 3"]);
+    paceline(folder, "eval run --average 4").check(2, &["its newest 3 checkpoints, but 4"]);
     paceline(folder, "train --ema 0.9 --task lm --tp 2").check(2, &["does not go with tp 2"]);
 }

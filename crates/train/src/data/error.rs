@@ -67,7 +67,7 @@ impl DataProblem {
         let problem = Self::new(format!("cannot be read: {error}"));
         match error.kind() {
             io::ErrorKind::IsADirectory => {
-                problem.with_hint("task csv reads a file; omit --task to guess it from the data")
+                problem.with_hint("task csv reads a file; `paceline train` without --task guesses the task from the data")
             }
             _ => problem,
         }

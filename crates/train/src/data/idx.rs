@@ -276,7 +276,7 @@ fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     if !folder.is_dir() {
         let problem = match folder.exists() {
             true => DataProblem::new("a file, but task idx reads a folder")
-                .with_hint("omit --task to guess it from the data"),
+                .with_hint("`paceline train` without --task guesses the task from the data"),
             false => DataProblem::missing(similar(folder, |_| true)),
         };
         return Err(problem.of(folder));
@@ -302,7 +302,16 @@ fn missing(path: &Path) -> DataError {
             .iter()
             .any(|file| names(file).iter().any(|one| one == name))
     };
-    let files = || format!("task idx reads {}, each plain or .gz", FILES.join(", "));
+    let exists = |name: &String| path.with_file_name(name).exists();
+    let has_none = !FILES.iter().any(|file| names(file).iter().any(exists));
+    let files = || {
+        let files = FILES.join(", ");
+        let other = match has_none {
+            true => "; an image folder has a folder for each class",
+            false => "",
+        };
+        format!("task idx reads {files}, each plain or .gz{other}")
+    };
     let hint = similar(path, |name| !is_another(name)).unwrap_or_else(files);
     DataProblem::missing(Some(hint)).of(path)
 }

@@ -423,7 +423,7 @@ fn entries(folder: &Path) -> Result<Vec<(Box<str>, DirEntry)>, DataError> {
     if !folder.is_dir() {
         return Err(match folder.exists() {
             true => DataProblem::new("a file, but task images reads a folder")
-                .with_hint("omit --task to guess it from the data"),
+                .with_hint("`paceline train` without --task guesses the task from the data"),
             false => DataProblem::missing(similar(folder, |_| true)),
         }
         .of(folder));

@@ -104,9 +104,17 @@ impl Source {
 }
 
 /// A line is not UTF-8.
-pub(super) fn not_text(line: u64) -> DataProblem {
-    DataProblem::new(format!("line {line}: not UTF-8 text"))
-        .with_hint("`iconv -f CP1252 -t UTF-8 FILE > NEW` converts it, with its own encoding in place of CP1252")
+pub(super) fn not_text(line: u64, bytes: &[u8]) -> DataProblem {
+    let hint = match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            "it is UTF-16: `iconv -f UTF-16 -t UTF-8 FILE > NEW` converts it"
+        }
+        _ if bytes.contains(&0) => "this is no text file, or text in another encoding",
+        _ => {
+            "`iconv -f CP949 -t UTF-8 FILE > NEW` converts Korean text, with CP1252 in place of CP949 that of Western Europe"
+        }
+    };
+    DataProblem::new(format!("line {line}: not UTF-8 text")).with_hint(hint)
 }
 
 impl Read for Source {

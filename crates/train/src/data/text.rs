@@ -208,7 +208,7 @@ fn read_text(
     let mut bytes = source.read_some(PIECE_BYTES + 1)?;
     if bytes.len() as u64 <= PIECE_BYTES {
         let text = str::from_utf8(&bytes)
-            .map_err(|error| not_text(1 + lines(&bytes[..error.valid_up_to()])))?;
+            .map_err(|error| not_text(1 + lines(&bytes[..error.valid_up_to()]), &bytes))?;
         whole(text, take)?;
         return Ok(!text.is_empty());
     }
@@ -223,7 +223,7 @@ fn read_text(
             Err(error) => {
                 let (text, _) = bytes.split_at(error.valid_up_to());
                 if error.error_len().is_some() || is_end || text.is_empty() {
-                    return Err(not_text(line + lines(text)));
+                    return Err(not_text(line + lines(text), &bytes));
                 }
                 str::from_utf8(text).expect("it is valid up to here")
             }

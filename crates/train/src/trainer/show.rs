@@ -113,6 +113,7 @@ impl<T: TrainTask> Trainer<'_, T> {
             transport: self.group.transport().to_string(),
             model: self.task.model_name(self.config),
             parameters: self.parameter_count(),
+            freezes: self.config.freeze.is_some(),
             precision: self.config.precision,
             global_batch: self.config.global_batch,
             per_rank: (

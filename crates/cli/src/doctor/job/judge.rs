@@ -8,7 +8,7 @@ use paceline_rendezvous::page::{Activity, Differences, Phase, op_name};
 use paceline_rendezvous::process::{Stat, state_text};
 use paceline_report::{End, Incident, JobFailure, Piece, Seen, Start};
 use paceline_usage::busy::share;
-use paceline_words::{Lang, count, counted, say};
+use paceline_words::{Lang, advice, count, counted, say};
 
 /// What findings are about.
 const FOREVER: &str = "waits forever";
@@ -29,6 +29,8 @@ const WORKS: f64 = 0.5;
 const SPREAD: f64 = 0.15;
 /// So many of the last pieces of a curve are what happens now.
 const LAST: usize = 32;
+/// The device of a rank that computes on the processor.
+const CPU: &str = "CPU";
 /// Shares of a shorter time say nothing.
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -42,8 +44,6 @@ pub(super) struct Facts<'a> {
     pub(super) failed: Option<&'a JobFailure>,
     /// Its ranks, if it runs on this machine.
     pub(super) ranks: Vec<Rank>,
-    /// Cores of this machine.
-    pub(super) cores: usize,
     /// The language of what is said about it.
     pub(super) lang: Lang,
 }
@@ -86,6 +86,11 @@ impl Facts<'_> {
         };
         let is_stopped = matches!(seen.incidents.last(), Some(Incident::Stopped { .. }));
         match &seen.end {
+            Some(end) if end.stopped_early => say!(
+                lang,
+                "done: {steps}, stopped early",
+                "완료: {steps}, 조기 종료"
+            ),
             Some(_) => say!(lang, "done: {steps}", "완료: {steps}"),
             None if !self.ranks.is_empty() => {
                 let ranks = here();
@@ -125,11 +130,16 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
         }
         findings.extend(lost(&facts.ranks, lang));
     }
+    // What the launcher knows of them is told already.
+    let is_told = findings.iter().any(|finding| finding.check == ONLY_SOME);
+    if let Some(seen) = facts.seen.filter(|_| !is_told) {
+        findings.extend(fewer(seen, lang));
+    }
     findings.extend(different(facts));
     findings.extend(ended(facts));
     if let Some(seen) = facts.seen {
         findings.extend(slow(seen, lang));
-        findings.extend(alone(seen, facts.cores, lang));
+        findings.extend(alone(seen, lang));
         findings.extend(skipped(seen, lang));
     }
     findings.sort_by_key(|finding| finding.severity);
@@ -368,13 +378,54 @@ fn lost(ranks: &[Rank], lang: Lang) -> Option<Finding> {
                 "they have ended, and were not replaced",
                 "종료된 뒤 새 랭크로 바뀌지 않았습니다"
             ),
-            say!(
-                lang,
-                "their output is in the run's folder logs; --max-restarts N gives a job new ranks in place of lost ones",
-                "출력은 실행 폴더의 logs에 있습니다. --max-restarts N을 주면 잃은 랭크 대신 새 랭크를 띄웁니다"
-            ),
+            replace_lost(lang),
         )
     })
+}
+
+/// What to do about them.
+fn replace_lost(lang: Lang) -> String {
+    say!(
+        lang,
+        "their output is in the run's folder logs; --max-restarts N gives a job new ranks in place of lost ones",
+        "출력은 실행 폴더의 logs에 있습니다. --max-restarts N을 주면 잃은 랭크 대신 새 랭크를 띄웁니다"
+    )
+}
+
+/// The job went on with fewer ranks than it had.
+fn fewer(seen: &Seen, lang: Lang) -> Option<Finding> {
+    let (had, now) = (seen.start.as_ref()?.world, seen.ranks?);
+    let losses = seen.incidents.iter().rev();
+    let mut losses = losses.filter_map(|incident| match incident {
+        Incident::Ranks {
+            step,
+            before,
+            now,
+            why,
+        } if now < before => Some((step, why.as_deref())),
+        _ => None,
+    });
+    let (step, why) = losses.next().filter(|_| now < had)?;
+    Some(finding(
+        Severity::Warning,
+        ONLY_SOME,
+        say!(
+            lang,
+            "the job began with {had} ranks, and has {now} since step {step}",
+            "랭크 {had}개로 시작했으나 스텝 {step}부터 {now}개임"
+        ),
+        why.map_or_else(
+            || {
+                say!(
+                    lang,
+                    "ranks were lost, and not replaced",
+                    "랭크를 잃었고 새 랭크로 바뀌지 않았습니다"
+                )
+            },
+            str::to_owned,
+        ),
+        replace_lost(lang),
+    ))
 }
 
 /// Ranks whose weights differ.
@@ -472,7 +523,7 @@ fn ended(facts: &Facts<'_>) -> Option<Finding> {
                 check,
                 what,
                 why,
-                failed.hint.clone().unwrap_or(resume),
+                (failed.hint.as_deref()).map_or(resume, |hint| advice(lang, hint).to_owned()),
             )
         }
         None => {
@@ -614,26 +665,45 @@ fn data_share(end: &End) -> f64 {
     share(waited.max().unwrap_or_default(), end.usage.total())
 }
 
-/// One rank where there could be several.
-fn alone(seen: &Seen, cores: usize, lang: Lang) -> Option<Finding> {
-    (seen.ranks == Some(1) && cores > 1).then(|| {
+/// One rank whose threads leave cores idle, or whose GPU may not be the only one.
+fn alone(seen: &Seen, lang: Lang) -> Option<Finding> {
+    let start = seen.start.as_ref().filter(|start| start.world == 1)?;
+    let (threads, cores) = (start.threads?, start.environment.cores?);
+    if start.device.as_deref() != Some(CPU) {
+        return Some(finding(
+            Severity::Note,
+            ONLY_SOME,
+            say!(lang, "the job has one rank", "작업의 랭크는 하나임"),
+            say!(
+                lang,
+                "it uses one GPU, however many there are",
+                "GPU가 몇 개든 하나만 씁니다"
+            ),
+            say!(
+                lang,
+                "--use-gpu N; `paceline gpu top` shows which GPUs a job uses",
+                "--use-gpu N을 주세요. 작업이 쓰는 GPU는 `paceline gpu top`으로 볼 수 있습니다"
+            ),
+        ));
+    }
+    (threads < cores).then(|| {
         finding(
             Severity::Note,
             ONLY_SOME,
             say!(
                 lang,
-                "the job has one rank, and this machine {cores} cores",
-                "작업의 랭크는 하나인데 이 머신의 코어는 {cores}개임"
+                "the job's only rank computes on {threads} of {cores} cores",
+                "하나뿐인 랭크가 코어 {cores}개 중 {threads}개에서 계산함"
             ),
             say!(
                 lang,
-                "other devices have nothing to do",
-                "다른 장치는 할 일이 없습니다"
+                "the other cores have nothing to do",
+                "다른 코어는 할 일이 없습니다"
             ),
             say!(
                 lang,
-                "--nproc-per-node N, or --use-gpu N for GPUs; `paceline gpu top` shows which GPUs a job uses",
-                "--nproc-per-node N을, GPU라면 --use-gpu N을 주세요. 작업이 쓰는 GPU는 `paceline gpu top`으로 볼 수 있습니다"
+                "--nproc-per-node N, or a larger --threads-per-rank",
+                "--nproc-per-node N을 주거나 --threads-per-rank를 키우세요"
             ),
         )
     })

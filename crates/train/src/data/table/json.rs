@@ -116,7 +116,7 @@ fn flat(
     line: u64,
     wanted: Option<&str>,
 ) -> Result<Vec<(String, Option<Value>)>, DataProblem> {
-    let text = str::from_utf8(bytes).map_err(|_| not_text(line))?;
+    let text = str::from_utf8(bytes).map_err(|_| not_text(line, bytes))?;
     let Entries(entries) = serde_json::from_str(text).map_err(|error| {
         let why = error.to_string();
         let why = why.split(" at line").next().unwrap_or_default();

@@ -319,7 +319,8 @@ impl Rows {
 fn distinct(names: Vec<String>) -> Result<Vec<String>, DataProblem> {
     if names.len() > COLUMNS_MAX {
         let (columns, max) = (names.len() as u64, COLUMNS_MAX as u64);
-        return Err(DataProblem::too_large("columns", columns, max));
+        let problem = DataProblem::too_large("columns", columns, max);
+        return Err(problem.with_hint("each row is a sample, and each column a feature: transpose a table that has them the other way round"));
     }
     let mut seen = BTreeSet::new();
     match names.iter().find(|name| !seen.insert(*name)) {
@@ -375,8 +376,12 @@ fn read_record(
             return Err(DataProblem::new(problem)
                 .with_hint("close it; a quote within a quoted cell is written twice"));
         }
-        let Ok(mut cells) = StringRecord::from_byte_record(bytes) else {
-            return Ok(Some(Err(not_text(line))));
+        let mut cells = match StringRecord::from_byte_record(bytes) {
+            Ok(cells) => cells,
+            Err(error) => {
+                let bytes = error.into_byte_record();
+                return Ok(Some(Err(not_text(line, bytes.as_slice()))));
+            }
         };
         cells.trim();
         if cells.len() == 1 && &cells[0] == END.trim() {

@@ -334,6 +334,10 @@ fn long_cells_are_quoted_in_part() {
 fn bytes_that_are_no_text_are_refused_with_their_line() {
     let file = File::new(b"a,label\n1,0\n\xff,0\n");
     assert_eq!(file.refusal(), "table.csv: line 3: not UTF-8 text");
+    let hint = |bytes: &[u8]| File::new(bytes).error().hint().expect("a hint");
+    assert!(hint(b"a,label\n1,0\n\xff,0\n").contains("CP949"));
+    assert!(hint(b"a,label\n1,0\n\xff\0,0\n").contains("no text file"));
+    assert!(hint(b"\xff\xfea\0,\0b\0\n\0").contains("UTF-16"));
 }
 
 #[test]
@@ -708,6 +712,16 @@ fn a_quote_that_is_not_closed_is_named_with_its_line() {
         let refusal = format!("table.csv: line {line}: a quote of this row is not closed");
         check(text, &refusal);
     }
+}
+
+#[test]
+fn a_million_columns_are_refused() {
+    let names: Vec<String> = (0..1_000_000).map(|column| format!("c{column}")).collect();
+    let file = File::new(names.join(",") + "\n");
+    let refusal = "table.csv: 1000000 columns, more than the 131072 supported";
+    assert_eq!(file.refusal(), refusal);
+    let hint = file.error().hint().expect("a hint");
+    assert!(hint.contains("transpose"), "{hint}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 use paceline_rendezvous::page::{OpActivity, op};
-use paceline_report::{Start, Straggler};
+use paceline_report::{Environment, Start, Straggler};
 use serde_json::json;
 
 use super::*;
@@ -29,7 +29,7 @@ fn facts<'a>(seen: Option<&'a Seen>, ranks: Vec<Rank>) -> Facts<'a> {
         seen,
         failed: None,
         ranks,
-        cores: 8,
+
         lang: Lang::En,
     }
 }
@@ -276,12 +276,65 @@ fn a_single_rank_and_skipped_steps_are_worth_a_word() {
         seconds: 1.0,
         others_seconds: 0.5,
     };
-    let seen = Seen {
-        ranks: Some(1),
-        incidents: vec![Incident::Skipped { step: 3 }, Incident::Slow(slow)],
-        ..done([9, 9], 8, 0)
+    let on = |device: &str, threads| {
+        let environment = Environment {
+            cores: Some(2),
+            ..Environment::default()
+        };
+        let start = Start {
+            world: 1,
+            device: Some(device.to_owned()),
+            threads: Some(threads),
+            environment,
+            ..Start::default()
+        };
+        let seen = Seen {
+            start: Some(start),
+            ranks: Some(1),
+            incidents: vec![Incident::Skipped { step: 3 }, Incident::Slow(slow.clone())],
+            ..done([9, 9], 8, 0)
+        };
+        let found = judge(&facts(Some(&seen), vec![]));
+        let checks = found.into_iter().map(|finding| finding.check);
+        checks.collect::<Vec<String>>()
     };
-    let found = judge(&facts(Some(&seen), vec![]));
-    let checks: Vec<&str> = found.iter().map(|finding| &*finding.check).collect();
-    assert_eq!(checks, ["wrong numbers", "only some work"]);
+    assert_eq!(on("CPU", 1), ["wrong numbers", "only some work"]);
+    assert_eq!(on("CPU", 2), ["wrong numbers"]);
+    assert_eq!(on("CUDA", 2), ["wrong numbers", "only some work"]);
+}
+
+#[test]
+fn ranks_that_were_lost_are_told_after_the_end() {
+    let lost = |why: Option<&str>, now| {
+        let ranks = |before, now, why: Option<&str>| Incident::Ranks {
+            step: 15,
+            before,
+            now,
+            why: why.map(str::to_owned),
+        };
+        let mut incidents = vec![ranks(2, 1, why)];
+        if now == 2 {
+            incidents.push(ranks(1, 2, None));
+        }
+        let start = Start {
+            world: 2,
+            ..Start::default()
+        };
+        let seen = Seen {
+            start: Some(start),
+            ranks: Some(now),
+            incidents,
+            ..done([9, 9], 8, 0)
+        };
+        judge(&facts(Some(&seen), vec![]))
+    };
+    let killed = "rank 1 was killed by signal 9 (SIGKILL)";
+    let found = &lost(Some(killed), 1)[..];
+    let [finding] = found else {
+        panic!("{found:?}");
+    };
+    let parts = ["began with 2 ranks, and has 1 since step 15", killed];
+    says(finding, Severity::Warning, "only some work", &parts);
+    assert!(lost(None, 1)[0].why.contains("not replaced"));
+    assert!(lost(None, 2).is_empty(), "a replacement came");
 }
