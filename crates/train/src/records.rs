@@ -43,6 +43,61 @@ pub(crate) struct StepRecord {
     pub(crate) back_to: Option<u64>,
     pub(crate) seconds: f64,
     pub(crate) waited_seconds: f64,
+    /// The task's own.
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+/// Keys of a step's line; the others are the task's own figures.
+pub(crate) const OF_STEP: [&str; 13] = [
+    "kind",
+    "step",
+    "epoch",
+    "loss",
+    "lr",
+    "samples",
+    "tokens",
+    "grad_norm",
+    "scale",
+    "skipped",
+    "back_to",
+    "seconds",
+    "waited_seconds",
+];
+
+/// A task's own figures of a step, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Figures(Vec<(&'static str, f64)>);
+
+impl Figures {
+    /// *Errors*: a name that another figure of the step has.
+    pub(crate) fn new(figures: Vec<(&'static str, f64)>) -> Result<Self, TrainError> {
+        let names = || figures.iter().map(|(name, _)| *name);
+        let taken = names().enumerate().find(|(at, name)| {
+            let earlier = names().take(*at);
+            OF_STEP
+                .into_iter()
+                .chain(earlier)
+                .any(|other| other == *name)
+        });
+        match taken {
+            None => Ok(Self(figures)),
+            Some((_, name)) => Err(twice(name)),
+        }
+    }
+}
+
+impl Serialize for Figures {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
+}
+
+fn twice(name: &str) -> TrainError {
+    TrainError::usage(
+        format!("two figures of metrics.jsonl are called {name}"),
+        "give the metric another name",
+    )
 }
 
 #[cfg(test)]
@@ -62,6 +117,7 @@ impl StepRecord {
             back_to: None,
             seconds: 0.25,
             waited_seconds: 0.125,
+            figures: Figures::default(),
         }
     }
 }
@@ -121,10 +177,7 @@ impl HeldOut {
         };
         match metrics.iter().enumerate().find(|metric| is_taken(*metric)) {
             None => Ok(Self { loss, metrics }),
-            Some((_, metric)) => Err(TrainError::usage(
-                format!("two figures of metrics.jsonl are called {}", metric.name),
-                "give the metric another name",
-            )),
+            Some((_, metric)) => Err(twice(metric.name)),
         }
     }
 
@@ -221,6 +274,27 @@ mod tests {
         for names in [["mae", "mae"], ["mae", "step"]] {
             let error = named(&names).expect_err("refused").to_string();
             assert!(error.contains(names[1]), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_step_has_the_figures_of_its_task_under_names_of_their_own() {
+        let named = |names: &[&'static str]| {
+            let figures = names.iter().map(|name| (*name, 2.0));
+            Figures::new(figures.collect())
+        };
+        let record = StepRecord {
+            figures: named(&["spread", "lag"]).expect("two names"),
+            ..StepRecord::of(7, 1.0)
+        };
+        let line = serde_json::to_value(record).expect("numbers");
+        let line = line.as_object().expect("an object");
+        assert_eq!((&line["spread"], &line["step"]), (&2.0.into(), &7.into()));
+        let own = line.keys().filter(|key| !OF_STEP.contains(&key.as_str()));
+        assert_eq!(own.count(), 2, "OF_STEP lacks a key of {line:?}");
+        for names in [&["spread", "spread"][..], &["loss"]] {
+            let error = named(names).expect_err("refused").to_string();
+            assert!(error.contains(names[0]), "{error}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::records::{HELD_OUT_LOSS, NO_METRICS};
+use crate::records::{self, HELD_OUT_LOSS, NO_METRICS};
 
 /// Scalars of a step, by their key in the record.
 const OF_STEP: [(&str, &str); 6] = [
@@ -35,7 +35,13 @@ pub fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
                 Some((Cow::Borrowed(*tag), number(key)? / seconds?))
             };
             let of_step = OF_STEP.iter().filter_map(found);
-            of_step.chain(OF_SECOND.iter().filter_map(rate)).collect()
+            let own = record.iter();
+            let own = own.filter(|(key, _)| !records::OF_STEP.contains(&key.as_str()));
+            let own = own.filter_map(|(key, value)| {
+                Some((Cow::Owned(format!("train/{key}")), value.as_f64()?))
+            });
+            let of_second = OF_SECOND.iter().filter_map(rate);
+            of_step.chain(of_second).chain(own).collect()
         }
         Some("epoch" | "evaluation") => {
             let scalar = |(key, value): (&String, &Value)| {

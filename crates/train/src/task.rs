@@ -13,6 +13,7 @@ use crate::cuts::Cuts;
 use crate::error::TrainError;
 use crate::optimizer;
 use crate::report::plural;
+use paceline_usage::figures::thousands;
 
 /// Samples of one evaluation batch, unless a task has another number.
 pub(crate) const EVALUATION_BATCH: usize = 256;
@@ -247,6 +248,22 @@ impl Metric {
     }
 }
 
+/// A step of the optimizer that has been done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Step {
+    /// Its number, from 1.
+    pub number: u64,
+    /// Its epoch, from 1.
+    pub epoch: u64,
+    /// The mean loss of all ranks.
+    pub loss: f64,
+    /// The learning rate.
+    pub lr: f64,
+    /// Norm of the gradients, if they are clipped.
+    pub grad_norm: Option<f64>,
+}
+
 /// Data, a model and a loss, for the trainer: what a `LightningModule` and its `DataModule` are to Lightning's `Trainer`.
 ///
 /// A sample may hold several predictions, as a sequence of tokens does; losses and rates are per prediction.
@@ -277,7 +294,7 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
     fn description(&self) -> String {
         let held_out = match self.len(Part::HeldOut) {
             0 => "none".to_owned(),
-            count => count.to_string(),
+            count => thousands(count as u64),
         };
         format!(
             "{}: {} to train on, {held_out} held out",
@@ -377,6 +394,19 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         batch: &Self::Batch,
         compute: Compute<'_>,
     ) -> Result<Loss, TrainError>;
+
+    /// Follows each step of the optimizer, on each rank, unless the step was skipped because its numbers were not finite. It may change the
+    /// model, alike on all ranks, and returns figures of the step by name, which rank 0 writes with the others of the step. With `--pp`,
+    /// `--tp` or `--zero 3` a rank has only its part of the model.
+    ///
+    /// *Errors*: end the job.
+    fn after_step(
+        &self,
+        model: Self::Model,
+        _: &Step,
+    ) -> Result<(Self::Model, Vec<(&'static str, f64)>), TrainError> {
+        Ok((model, Vec::new()))
+    }
 
     /// The sums of a batch of held-out samples, as in [`loss`](Self::loss) but without gradients; by default those of the loss.
     ///

@@ -36,13 +36,13 @@ use crate::language::Text;
 use crate::layout::Layout;
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
-use crate::records::{StartRecord, StepRecord, StoppedRecord};
+use crate::records::{Figures, StartRecord, StepRecord, StoppedRecord};
 use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
 use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
 use crate::stages::{PipelineReport, Stages};
-use crate::task::{Part, TrainTask, Unit};
+use crate::task::{Part, Step, TrainTask, Unit};
 use best::Best;
 pub(crate) use epoch::monitored;
 use judge::{Numbers, Policy, Row, Verdict, judge};
@@ -493,7 +493,22 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         let may_skip = self.may_skip();
         let optimizing = Instant::now();
         let net = self.optimizer.step(lr, net, grads)?;
-        self.net = Some(self.ddp.average(net)?);
+        let net = self.ddp.average(net)?;
+        let (net, figures) = match skipped {
+            true => (net, Vec::new()),
+            false => self.task.after_step(
+                net,
+                &Step {
+                    number: self.step + 1,
+                    epoch: plan.epoch + 1,
+                    loss: reduced.loss,
+                    lr,
+                    grad_norm,
+                },
+            )?,
+        };
+        let figures = Figures::new(figures)?;
+        self.net = Some(net);
         self.observer
             .did(Kind::Optimizer, optimizing, Instant::now());
         if !self.keeps_averages && !skipped {
@@ -550,6 +565,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
                 back_to,
                 seconds: start.elapsed().as_secs_f64(),
                 waited_seconds: timeline.waited().as_secs_f64(),
+                figures,
             })?;
         }
         if plan.ends_epoch() {

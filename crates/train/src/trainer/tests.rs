@@ -16,7 +16,7 @@ use crate::config::{Given, Inputs, JobShape, Surroundings, TrainConfig};
 use crate::console::Output;
 use crate::error::TrainError;
 use crate::run_dir;
-use crate::task::{Compute, Loss, Part, TrainTask};
+use crate::task::{Compute, Loss, Part, Step, TrainTask};
 
 /// What the weights of a rank get at the start of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -275,6 +275,53 @@ impl TrainTask for Line {
         let y = model.forward(x.clone());
         Ok(Loss::new((y - x * 2.0).square().mean(), count))
     }
+
+    /// Keeps the slope below that of the data.
+    fn after_step(
+        &self,
+        model: Linear,
+        step: &Step,
+    ) -> Result<(Linear, Vec<(&'static str, f64)>), TrainError> {
+        let below = |weight: Tensor<2>| {
+            Tensor::from_inner(weight.inner().clamp(-1.0, SLOPE_MAX)).require_grad()
+        };
+        let model = Linear {
+            weight: model.weight.map(below),
+            ..model
+        };
+        let slope = model.weight.val().into_scalar::<f32>();
+        let figures = vec![("slope", slope.into()), ("double", 2.0 * step.loss)];
+        Ok((model, figures))
+    }
+}
+
+const SLOPE_MAX: f32 = 0.5;
+
+#[test]
+fn a_task_may_change_the_model_after_each_step_and_add_figures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = config(folder.path(), 1, &[("lr", "0.1")]);
+    let group = ProcessGroup::local(1, &GroupOptions::default()).expect("a local group");
+    let group = group.into_iter().next().expect("a rank");
+    train_task::<Line>(&config, group, Output::Json).expect("trained");
+    let lines = std::fs::read_to_string(folder.path().join("metrics.jsonl")).expect("metrics");
+    let lines = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let steps: Vec<serde_json::Value> = lines
+        .filter(|line: &serde_json::Value| line["kind"] == "step")
+        .collect();
+    let slopes = steps.iter().map(|step| step["slope"].as_f64());
+    let slopes: Vec<f64> = slopes.map(|slope| slope.expect("a figure")).collect();
+    assert!(slopes.iter().all(|slope| *slope <= f64::from(SLOPE_MAX)));
+    assert_eq!(
+        slopes.last(),
+        Some(&f64::from(SLOPE_MAX)),
+        "it wants to be 2"
+    );
+    let last = steps.last().expect("steps");
+    let [loss, double] = ["loss", "double"].map(|key| last[key].as_f64().expect("a number"));
+    assert!((double - 2.0 * loss).abs() < 1e-6 * loss, "{last}");
 }
 
 #[test]
