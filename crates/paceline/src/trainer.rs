@@ -67,8 +67,8 @@ use std::process::ExitCode;
 
 pub use paceline_train::config::TrainConfig;
 pub use paceline_train::{
-    Compute, Cuts, Loss, Metric, Part, Parts, SequentialTask, Step, Sums, TrainError, TrainTask,
-    Unit,
+    Compute, Cuts, Loss, Metric, Part, Parts, SequentialTask, Step, StepFigures, Sums, TrainError,
+    TrainTask, Unit,
 };
 
 use crate::cli::program::{Asked, parse};

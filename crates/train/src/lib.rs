@@ -60,6 +60,6 @@ pub use regression::Deviations;
 pub use replay::{Replay, Replayed, replay};
 pub use scalars::scalars;
 pub use setup::use_threads;
-pub use task::{Compute, Loss, Metric, Part, Step, Sums, TrainTask, Unit};
+pub use task::{Compute, Loss, Metric, Part, Step, StepFigures, Sums, TrainTask, Unit};
 pub use trained::Which;
 pub use trainer::{End, train, train_task};

@@ -5,7 +5,7 @@ use serde::{Serialize, Serializer};
 
 use crate::error::TrainError;
 use crate::report::Header;
-use crate::task::Metric;
+use crate::task::{Metric, StepFigures};
 
 /// A line for the start of a job.
 #[derive(Serialize)]
@@ -67,11 +67,11 @@ pub(crate) const OF_STEP: [&str; 13] = [
 
 /// A task's own figures of a step, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Figures(Vec<(&'static str, f64)>);
+pub(crate) struct Figures(StepFigures);
 
 impl Figures {
     /// *Errors*: a name that another figure of the step has.
-    pub(crate) fn new(figures: Vec<(&'static str, f64)>) -> Result<Self, TrainError> {
+    pub(crate) fn new(figures: StepFigures) -> Result<Self, TrainError> {
         let names = || figures.iter().map(|(name, _)| *name);
         let taken = names().enumerate().find(|(at, name)| {
             let earlier = names().take(*at);

@@ -264,6 +264,9 @@ pub struct Step {
     pub grad_norm: Option<f64>,
 }
 
+/// A task's own figures of a step, by name.
+pub type StepFigures = Vec<(&'static str, f64)>;
+
 /// Data, a model and a loss, for the trainer: what a `LightningModule` and its `DataModule` are to Lightning's `Trainer`.
 ///
 /// A sample may hold several predictions, as a sequence of tokens does; losses and rates are per prediction.
@@ -404,7 +407,7 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         &self,
         model: Self::Model,
         _: &Step,
-    ) -> Result<(Self::Model, Vec<(&'static str, f64)>), TrainError> {
+    ) -> Result<(Self::Model, StepFigures), TrainError> {
         Ok((model, Vec::new()))
     }
 

@@ -16,7 +16,7 @@ use crate::config::{Given, Inputs, JobShape, Surroundings, TrainConfig};
 use crate::console::Output;
 use crate::error::TrainError;
 use crate::run_dir;
-use crate::task::{Compute, Loss, Part, Step, TrainTask};
+use crate::task::{Compute, Loss, Part, Step, StepFigures, TrainTask};
 
 /// What the weights of a rank get at the start of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -277,11 +277,7 @@ impl TrainTask for Line {
     }
 
     /// Keeps the slope below that of the data.
-    fn after_step(
-        &self,
-        model: Linear,
-        step: &Step,
-    ) -> Result<(Linear, Vec<(&'static str, f64)>), TrainError> {
+    fn after_step(&self, model: Linear, step: &Step) -> Result<(Linear, StepFigures), TrainError> {
         let below = |weight: Tensor<2>| {
             Tensor::from_inner(weight.inner().clamp(-1.0, SLOPE_MAX)).require_grad()
         };

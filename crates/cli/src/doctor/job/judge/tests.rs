@@ -291,7 +291,7 @@ fn a_single_rank_and_skipped_steps_are_worth_a_word() {
         let seen = Seen {
             start: Some(start),
             ranks: Some(1),
-            incidents: vec![Incident::Skipped { step: 3 }, Incident::Slow(slow.clone())],
+            incidents: vec![Incident::Skipped { step: 3 }, Incident::Slow(slow)],
             ..done([9, 9], 8, 0)
         };
         let found = judge(&facts(Some(&seen), vec![]));
