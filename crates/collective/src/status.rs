@@ -13,6 +13,7 @@ use paceline_rendezvous::page::{JobPage, Phase, Slot};
 use parking_lot::{Condvar, Mutex};
 
 use self::board::{Board, activity};
+pub(crate) use self::culprits::{Missing, answer_timeout};
 pub(crate) use self::op_wait::OpWait;
 use crate::error::{Error, Operation};
 use crate::flight::{self, Dump, Flight, Recorder};
