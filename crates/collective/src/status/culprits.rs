@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::Status;
 use super::board::activity;
+use super::{ELSEWHERE, Status};
 use crate::error::Ranks;
 use crate::message::{Answer, Message};
 
@@ -56,18 +56,24 @@ impl Status {
             answers[rank].as_ref().map(|answer| answer.seq)
         };
         let mut culprits = culprits(ranks, seq, |rank| seq_of(&answers, rank));
-        // All of them wait in this very operation, so for somebody else: in a later round, or on another host. Or they are done
-        // with it.
-        let waits = |rank: &usize| seq_of(&answers, *rank) == Some(Some(seq));
-        let is_heard = |rank: &usize| answers[*rank].is_some();
-        if culprits.iter().all(waits) || *have_come && culprits.iter().all(is_heard) {
+        // All of them wait in this very operation, so for somebody else: in a later round, or on another host. Or they are done with
+        // it: the operations of all ranks have the same numbers.
+        let is_in = |answers: &[Option<Answer>], rank: usize| {
+            let theirs = seq_of(answers, rank).flatten();
+            theirs.is_some_and(|at| at == seq || !is_alone && (seq..ELSEWHERE).contains(&at))
+        };
+        let has_come = |rank: &usize| match have_come {
+            true => answers[*rank].is_some(),
+            false => is_in(&answers, *rank),
+        };
+        if culprits.iter().all(has_come) {
             let asked = |rank: &usize| {
                 *rank != self.rank && !ranks.contains(rank) && self.left_after(*rank).is_none()
             };
             let others: Vec<usize> = (0..self.world()).filter(asked).collect();
             let further = self.ask(&others, limit);
-            let is_in_it = |rank: &usize| seq_of(&further, *rank) == Some(Some(seq));
-            let all_have_come = *have_come || !is_alone && others.iter().all(is_in_it);
+            let all_have_come =
+                *have_come || !is_alone && others.iter().all(|rank| is_in(&further, *rank));
             let is_silent = |rank: &usize| further[*rank].is_none();
             let silent: Vec<usize> = others.into_iter().filter(is_silent).collect();
             if !silent.is_empty() {

@@ -195,6 +195,24 @@ fn the_network_is_to_blame_for_what_ranks_that_have_come_and_answer_have_sent() 
 }
 
 #[test]
+fn data_that_moves_is_progress_on_the_page() {
+    let status = status();
+    let wait = wait(&status, Duration::MAX);
+    wait.publish();
+    let since = || status.board.slot.activity().unwrap().1;
+    let stamp = || Instant::now() - since();
+    let first = stamp();
+    let pause = Duration::from_millis(20);
+    while since() < pause {
+        std::thread::yield_now();
+    }
+    wait.moved(wait.started);
+    assert!(stamp() < first + pause / 2, "not for every packet");
+    wait.moved(wait.started + Duration::from_secs(1));
+    assert!(stamp() > first + pause / 2);
+}
+
+#[test]
 fn answers_may_take_a_part_of_the_deadline() {
     for (deadline, answer) in [
         (0, 250),

@@ -103,7 +103,8 @@ impl Stores {
     fn connect(&self, store: &str, limit: Duration) -> Result<Box<dyn Store>, StoreError> {
         match self {
             Self::Hosted { token, tls, .. } => {
-                let client = Client::connect_as(store, token, *tls, limit)?;
+                // A connection and both proofs of the token take three answers.
+                let client = Client::connect_as(store, token, *tls, 2 * limit)?;
                 Ok(Box::new(client.with_answer_timeout(limit)))
             }
             Self::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
@@ -245,9 +246,9 @@ impl Line {
         Ok(())
     }
 
-    /// How long the store has for an answer.
+    /// How long the store has for an answer: with the beat before it, less than the time after which an agent ends its ranks.
     fn limit(&self) -> Duration {
-        self.beat * 2
+        self.beat * 5 / 2
     }
 
     fn write(&self, store: &str, requests: &Receiver<Request>) -> Result<(), StoreError> {
