@@ -20,7 +20,8 @@ use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
 use crate::mpi;
 
-/// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see.
+/// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see, or in a send or a
+/// receive, which have numbers of their own.
 const ELSEWHERE: u64 = u64::MAX;
 /// Value of `left` for a rank that has not left.
 const STAYS: u64 = u64::MAX;
@@ -362,10 +363,10 @@ impl Status {
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
                     // A rank that waits in a send or a receive does not keep others waiting by itself either.
-                    let running = self.running.lock().latest();
+                    let running = self.running.lock().collective;
                     let elsewhere = || self.board.is_waiting().then_some(ELSEWHERE);
                     let answer = Answer {
-                        seq: running.map(|it| it.seq.max(1)).or_else(elsewhere),
+                        seq: running.map(|(_, it)| it.seq.max(1)).or_else(elsewhere),
                         text: activity(&self.board.slot),
                     };
                     courier.send(from, &Message::Tell(answer));
