@@ -8,7 +8,7 @@ use crate::error::Ranks;
 use crate::message::{Answer, Message};
 
 /// How long a rank waits for a peer's answer at least and at most. A lost packet is sent again after 200 ms and a round trip.
-const ANSWER_TIMEOUT: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(2)];
+const ANSWER_TIMEOUT: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 /// In between it is this part of the deadline: who lets operations take long has a network on which answers do, too.
 const ANSWER_PART: u32 = 30;
 /// Ranks asked beside those that are waited for: if none answers either, this rank is cut off.
@@ -22,6 +22,8 @@ pub(crate) struct Missing {
     pub(crate) ranks: Vec<usize>,
     /// They have said that they take part in this very operation: what they have sent can only be on its way.
     pub(crate) have_come: bool,
+    /// Data of each has moved lately: however late their answers are, they are not gone.
+    pub(crate) are_heard: bool,
 }
 
 impl Missing {
@@ -29,6 +31,7 @@ impl Missing {
         Self {
             ranks,
             have_come: false,
+            are_heard: false,
         }
     }
 }
@@ -41,16 +44,23 @@ pub(crate) fn answer_timeout(deadline: Duration) -> Duration {
 impl Status {
     /// Which of the ranks that an operation waits for hold it up, what they are doing, in words, and whether that is
     /// certain: a rank of three or more that hears of nobody is more likely cut off than the last one alive. None do if all ranks
-    /// have come and answer: then it is the network. In sends and receives, `is_alone`, nobody else waits.
+    /// have come and answer, or still send: then it is the network. In sends and receives, `is_alone`, nobody else waits.
     ///
     /// See [`culprits`] for which ranks are, and [`is_certain`].
     pub(super) fn find_culprits(
         &self,
-        Missing { ranks, have_come }: &Missing,
+        Missing {
+            ranks,
+            have_come,
+            are_heard,
+        }: &Missing,
         seq: u64,
         is_alone: bool,
         limit: Duration,
     ) -> (Vec<usize>, String, bool) {
+        if *are_heard {
+            return (Vec::new(), String::new(), false);
+        }
         let mut answers = self.ask(ranks, limit);
         let seq_of = |answers: &[Option<Answer>], rank: usize| {
             answers[rank].as_ref().map(|answer| answer.seq)

@@ -23,6 +23,8 @@ const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)]
 const NAPS: u32 = 8;
 /// How long a caller looks there before it sleeps: a nap of 20 us takes 70, and a message may need both ranks several times.
 const LOOK: Duration = Duration::from_millis(1);
+/// Data that has moved within this part of the deadline before it was over says that a peer is not gone.
+const LATELY_PART: u32 = 4;
 /// How long to look without offering the core to anybody else; a peer that runs answers within it.
 const ALONE: Duration = Duration::from_micros(4);
 /// Turns that a rank without a core of its own gives to others before it sleeps.
@@ -154,7 +156,9 @@ impl Drive<'_> {
                 if (lane == 0 && peer.head_left > 0) || !peer.lanes[lane].sending.finished {
                     // SAFETY: the caller's contract.
                     let sent = unsafe { lane::send(peer, lane, self.board) };
-                    progress |= sent.map_err(|_| self.wait.cause_of_end(number))? > 0;
+                    let sent = sent.map_err(|_| self.wait.cause_of_end(number))?;
+                    peer.hear(sent);
+                    progress |= sent > 0;
                 }
             }
             if peer.awaited {
@@ -190,7 +194,11 @@ impl Drive<'_> {
                 if !peer.lanes[lane].receiving.finished {
                     // SAFETY: the caller's contract.
                     let n = unsafe { lane::receive(self.peers, number, lane, self.board) };
-                    progress |= n.map_err(|failure| self.error(number, failure))? > 0;
+                    let n = n.map_err(|failure| self.error(number, failure))?;
+                    if let Some(peer) = &mut self.peers[number] {
+                        peer.hear(n);
+                    }
+                    progress |= n > 0;
                 }
             }
         }
@@ -281,10 +289,16 @@ impl Drive<'_> {
         let mut found = stages.into_iter().map(those).enumerate();
         let late = found.find(|(_, late)| !late.is_empty());
         let (stage, ranks) = late.unwrap_or_default();
+        let lately = self.wait.timeout / LATELY_PART;
+        let is_heard = |rank: &usize| {
+            let heard = self.peers[*rank].as_ref().and_then(|peer| peer.heard);
+            heard.is_some_and(|at| at.elapsed() < lately)
+        };
         Missing {
-            ranks,
             // All that there are have come to the first round.
             have_come: stage > 0 || !matches!(self.round, 0 | MEETING | DIFFERENT),
+            are_heard: stage > 0 && ranks.iter().all(is_heard),
+            ranks,
         }
     }
 

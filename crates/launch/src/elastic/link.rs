@@ -549,7 +549,7 @@ mod tests {
         };
         // On a busy machine some attempts are too late.
         let started = Instant::now();
-        while line.ask(&store) != Answer::Store(None) {
+        while !matches!(line.ask(&store), Answer::Store(None)) {
             assert!(started.elapsed() < Duration::from_secs(60));
         }
     }
