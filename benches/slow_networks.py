@@ -112,20 +112,27 @@ def measured(line):
     return {"bytes": None, "seconds": line["streamed_seconds"], "slowest": line["max_seconds"]} if "streamed_seconds" in line else None
 
 
+def shown(seconds):
+    if not seconds:
+        return ""
+    return cell([one * 1e3 for one in seconds], ".0f" if median(seconds) >= 0.1 else ".3g")
+
+
 def table(lines):
-    """Milliseconds by size."""
-    lines = [line for line in lines if line["record"] == "time"]
-    columns = list(dict.fromkeys(line["library"] for line in lines))
-    columns.sort(key="Gloo".__eq__)
-    rows = [f"| network | hosts x ranks | | {' | '.join(columns)} |", "|" + "---|" * 3 + "---:|" * len(columns)]
-    for key in dict.fromkeys((line["network"], line["shape"], line["bytes"]) for line in lines):
-        network, shape, size = key
-        cells = []
-        for library in columns:
-            those = [line["seconds"] for line in lines if (line["network"], line["shape"], line["bytes"]) == key and line["library"] == library]
-            cells.append(cell([seconds * 1e3 for seconds in those], ".3g") if those else "")
-        rows.append(f"| {network} | {shape} | {f'{size >> 10} KiB' if size else 'step'} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+    """Milliseconds, in a table for each number of hosts and ranks."""
+    tables, lines = [], [line for line in lines if line["record"] == "time"]
+    for shape, is_step in dict.fromkeys((line["shape"], line["bytes"] is None) for line in lines):
+        those = [line for line in lines if (line["shape"], line["bytes"] is None) == (shape, is_step)]
+        libraries = sorted(dict.fromkeys(line["library"] for line in those), key="Gloo".__eq__)
+        hosts, local = shape.split("x")
+        rows = [f"{hosts} hosts, ranks on each: {local}, {'a training step' if is_step else 'an all-reduce'} in ms", "",
+                f"| network | {'' if is_step else 'size | '}{' | '.join(libraries)} |", "|---|" + "---:|" * (len(libraries) + (not is_step))]
+        for network, size in dict.fromkeys((line["network"], line["bytes"]) for line in those):
+            cells = [shown([line["seconds"] for line in those if (line["network"], line["bytes"], line["library"]) == (network, size, library)])
+                     for library in libraries]
+            rows.append(f"| {network} | {'' if is_step else f'{size >> 10} KiB | '}{' | '.join(cells)} |")
+        tables.append("\n".join(rows))
+    return "\n\n".join(tables)
 
 
 def main():
