@@ -115,7 +115,8 @@ def measured(line):
 def shown(seconds):
     if not seconds:
         return ""
-    return cell([one * 1e3 for one in seconds], ".0f" if median(seconds) >= 0.1 else ".3g")
+    form = ".0f" if median(seconds) >= 0.1 else ".3g"
+    return cell([one * 1e3 for one in seconds], form) if len(seconds) > 1 else f"{seconds[0] * 1e3:{form}}"
 
 
 def table(lines):
