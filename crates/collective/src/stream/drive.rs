@@ -131,6 +131,7 @@ impl Drive<'_> {
                     if !first {
                         return Err(error);
                     }
+                    self.wait.moved(Instant::now());
                     continue;
                 }
                 let waited = idle
