@@ -192,7 +192,7 @@ pub enum Error {
         /// The operation that needs it.
         during: Operation,
     },
-    /// An operation's time was over. Names who had not come and what they were doing.
+    /// An operation's time was over. Names who had not come and what they were doing, or says that all ranks wait in it.
     #[error("{operation} timed out after {} on rank {rank}: {missing}{waiting}", Seconds(*waited))]
     Deadline {
         /// This rank.
@@ -201,7 +201,7 @@ pub enum Error {
         operation: Operation,
         /// How long it had run.
         waited: Duration,
-        /// The ranks that had not come.
+        /// The ranks that had not come; none where the network holds up an operation in which all wait.
         culprits: Vec<usize>,
         /// What they were doing, in words.
         missing: Box<str>,
@@ -392,6 +392,9 @@ impl Error {
             }
             Self::PeerLeft { .. } => {
                 "that rank ran fewer steps; give all ranks the same number of batches"
+            }
+            Self::Deadline { culprits, .. } if culprits.is_empty() => {
+                "look at the network between the hosts; when it is merely slow, raise PACELINE_TIMEOUT_SECONDS or send less (--comm-hook)"
             }
             Self::Deadline { .. } => {
                 "see what the named rank is doing; raise PACELINE_TIMEOUT_SECONDS when it is merely slow"

@@ -42,8 +42,6 @@ pub use self::ticket::{PostedRecv, Received, RecvTicket, SendTicket};
 
 /// Longest sleep between two looks at the launcher's page and the deadline; everything else wakes.
 const SLICE: Duration = Duration::from_millis(50);
-/// How long the reason for the end of a connection may take to arrive on the message connection.
-const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Most that is kept of one peer's messages where they come over a connection.
 ///
 /// *Units*: bytes, at least 4096 for each message.
@@ -342,7 +340,7 @@ impl PointToPoint {
             let ended = |peer: &usize| *peer != rank && state.shelf.has_ended(*peer);
             if !missing.is_empty() && missing.iter().all(ended) {
                 drop(state);
-                return Err(wait.cause_of_end(missing[0], CAUSE_TIMEOUT));
+                return Err(wait.cause_of_end(missing[0]));
             }
             let left = wait.timeout.saturating_sub(wait.started.elapsed());
             if left.is_zero() {

@@ -13,13 +13,15 @@ use paceline_rendezvous::page::{JobPage, Phase, Slot};
 use parking_lot::{Condvar, Mutex};
 
 use self::board::{Board, activity};
+pub(crate) use self::culprits::{Missing, answer_timeout};
 pub(crate) use self::op_wait::OpWait;
 use crate::error::{Error, Operation};
 use crate::flight::{self, Dump, Flight, Recorder};
 use crate::message::{Abort, Answer, Message};
 use crate::mpi;
 
-/// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see.
+/// Answer of a rank that waits in an operation of another group, maybe for a rank that nobody in this one can see, or in a send or a
+/// receive, which have numbers of their own.
 const ELSEWHERE: u64 = u64::MAX;
 /// Value of `left` for a rank that has not left.
 const STAYS: u64 = u64::MAX;
@@ -361,10 +363,10 @@ impl Status {
             Message::Ask => {
                 if let Some(courier) = self.courier.get() {
                     // A rank that waits in a send or a receive does not keep others waiting by itself either.
-                    let running = self.running.lock().latest();
+                    let running = self.running.lock().collective;
                     let elsewhere = || self.board.is_waiting().then_some(ELSEWHERE);
                     let answer = Answer {
-                        seq: running.map(|it| it.seq.max(1)).or_else(elsewhere),
+                        seq: running.map(|(_, it)| it.seq.max(1)).or_else(elsewhere),
                         text: activity(&self.board.slot),
                     };
                     courier.send(from, &Message::Tell(answer));

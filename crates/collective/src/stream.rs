@@ -104,6 +104,8 @@ struct Peer {
     header: Option<Header>,
     /// It has found on its own host that calls differ.
     differs: bool,
+    /// When bytes have moved between the two last, in this exchange.
+    heard: Option<Instant>,
 }
 
 impl Streams {
@@ -295,6 +297,14 @@ impl Peer {
             expected: 0,
             header: None,
             differs: false,
+            heard: None,
+        }
+    }
+
+    /// So many bytes have moved.
+    fn hear(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.heard = Some(Instant::now());
         }
     }
 
@@ -322,6 +332,7 @@ impl Peer {
         self.expected = bytes(&self.incoming);
         self.header = None;
         self.differs = false;
+        self.heard = None;
         self.lanes.iter_mut().for_each(Lane::begin);
     }
 }

@@ -16,10 +16,7 @@ use crate::error::{Error, Ranks};
 use crate::mesh::{self, Advice};
 use crate::message::Abort;
 use crate::socket::Socket;
-
-/// How long a rank whose deadline is over may take to say for which ranks it waited: half of it to hear of the others. Less
-/// than the deadline of an operation leaves for that, because ranks that have formed the group wait in one.
-const NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
+use crate::status::answer_timeout;
 
 /// What a rank says in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +91,7 @@ impl Forming<'_> {
     /// The error of a rank whose deadline is over while it waits for the `missing` ranks. It says so in the store, so that
     /// the ranks that wait for it blame those it waits for instead.
     ///
-    /// *Blocks*: for half of [`NOTICE_TIMEOUT`], unless all of them have a notice there.
+    /// *Blocks*: for [`answer_timeout`], unless all of them have a notice there.
     pub(super) fn absent(
         &self,
         missing: Vec<usize>,
@@ -102,7 +99,7 @@ impl Forming<'_> {
         mut detail: String,
     ) -> Error {
         let me = self.env.rank;
-        let until = Instant::now() + NOTICE_TIMEOUT / 2;
+        let until = Instant::now() + answer_timeout(self.options.timeout);
         let waited = self.started.elapsed();
         let error = |missing, detail| Error::Absent {
             rank: me,
@@ -153,14 +150,15 @@ impl Forming<'_> {
 
     /// Keeps the store that this rank hosts until the others have left their notices.
     ///
-    /// *Blocks*: at most for [`NOTICE_TIMEOUT`].
+    /// *Blocks*: at most for twice [`answer_timeout`]: they hear of others for half of it. That is less than the deadline of an
+    /// operation leaves to say who is to blame, because ranks that have formed the group wait in one.
     pub(super) fn await_notices(&self) {
         let Some(store) = self.notices() else { return };
         let others = (0..self.env.world).filter(|rank| *rank != self.env.rank);
         let keys: Vec<String> = others.map(|rank| self.key("parted", rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         // A rank without a notice by then has nothing to say, or has formed the group.
-        let _ = store.wait(&keys, NOTICE_TIMEOUT);
+        let _ = store.wait(&keys, answer_timeout(self.options.timeout) * 2);
     }
 
     fn say(&self, notice: &FailureNotice) {
@@ -198,7 +196,7 @@ impl Forming<'_> {
     /// A connection to the store for notices alone, with a shorter limit than others have.
     pub(super) fn notices(&self) -> Option<&Client> {
         let connect = || {
-            let limit = NOTICE_TIMEOUT / 2;
+            let limit = answer_timeout(self.options.timeout);
             let (server, env) = (self.client.server(), self.env);
             let client = Client::connect_as(server, &env.token, env.tls, limit).ok()?;
             Some(client.with_answer_timeout(limit))

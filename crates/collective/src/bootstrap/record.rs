@@ -17,11 +17,14 @@ use crate::plan::Hosts;
 use crate::stream::LANES_MAX;
 
 /// Version of the records, of the segments and of everything that travels on the connections.
-pub(super) const PROTOCOL: u32 = 7;
+pub(super) const PROTOCOL: u32 = 8;
 /// Data connections of a pair unless somebody asks for another number. On one host a second one only costs system calls;
-/// between hosts one connection is often held back by one core or one path of the network.
+/// between hosts one connection is often held back by one core, by one path of the network or by a lost packet.
 const SOCKETS_ON_ONE_HOST: usize = 1;
-const SOCKETS_BETWEEN_HOSTS: usize = 2;
+const SOCKETS_BETWEEN_HOSTS: usize = 4;
+/// The same for more ranks than [`FEW_RANKS`]: each has connections to all others.
+const SOCKETS_OF_MANY_RANKS: usize = 2;
+const FEW_RANKS: usize = 64;
 /// How long a process may take to end after its socket has closed.
 pub(super) const END_TIMEOUT: Duration = Duration::from_millis(100);
 /// Longest entry of a rank that is read.
@@ -243,7 +246,8 @@ pub(super) fn data_lanes(records: &[Record]) -> usize {
     let one_host = records.iter().all(|record| record.is_on_host_of(first));
     first.sockets.unwrap_or(match one_host {
         true => SOCKETS_ON_ONE_HOST,
-        false => SOCKETS_BETWEEN_HOSTS,
+        false if records.len() <= FEW_RANKS => SOCKETS_BETWEEN_HOSTS,
+        false => SOCKETS_OF_MANY_RANKS,
     })
 }
 
@@ -438,6 +442,11 @@ mod tests {
         assert_eq!(data_lanes(&records([None; 3], "a")), SOCKETS_ON_ONE_HOST);
         assert_eq!(data_lanes(&records([None; 3], "b")), SOCKETS_BETWEEN_HOSTS);
         assert_eq!(data_lanes(&records([Some(5); 3], "a")), 5);
+        let host = |rank| if rank == 0 { "b" } else { "a" };
+        let many = (0..=FEW_RANKS).map(|rank| record(rank, "tcp", host(rank)));
+        let many: Vec<Record> = many.collect();
+        assert_eq!(data_lanes(&many), SOCKETS_OF_MANY_RANKS);
+        assert_eq!(data_lanes(&many[1..]), SOCKETS_ON_ONE_HOST);
         assert_eq!(
             choose(&records([Some(2), Some(2), Some(4)], "a")),
             Choice::Quarrel {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::frame::{Frame, Label};
 use super::outbox::Job;
 use super::shelf::{Body, P2pMessage};
-use super::{CAUSE_TIMEOUT, KEPT_BYTES_MAX, Links, PointToPoint};
+use super::{KEPT_BYTES_MAX, Links, PointToPoint};
 use crate::error::{Error, OpKind, Operation};
 use crate::memory::{Arena, Home, Region};
 use crate::status::OpWait;
@@ -112,7 +112,7 @@ impl PointToPoint {
     fn hand(&self, to: usize, frame: Frame, body: &[u8], wait: &OpWait<'_>) -> Result<(), Error> {
         match self.tell(to, &frame, body, wait)? {
             true => Ok(()),
-            false => Err(wait.cause_of_end(to, CAUSE_TIMEOUT)),
+            false => Err(wait.cause_of_end(to)),
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::PointToPoint;
 use super::frame::Label;
-use super::{CAUSE_TIMEOUT, PointToPoint};
 use crate::buffer::Buffer;
 use crate::element::Element;
 use crate::error::{Error, Operation};
@@ -41,7 +41,7 @@ impl<T: Element> SendTicket<T> {
             })
             .map(|mut state| state.ledger.collect(self.id))
             // Without its memory: the receiver is gone.
-            .and_then(|region| region.ok_or_else(|| wait.cause_of_end(self.to, CAUSE_TIMEOUT)));
+            .and_then(|region| region.ok_or_else(|| wait.cause_of_end(self.to)));
         let region = p2p.settle(region)?;
         noted.finished();
         Ok(Buffer::new(region, self.len))

@@ -2,40 +2,94 @@
 
 use std::time::Duration;
 
-use super::Status;
 use super::board::activity;
+use super::{ELSEWHERE, Status};
 use crate::error::Ranks;
 use crate::message::{Answer, Message};
 
-/// How long a rank whose deadline is over waits for the missing ranks' answers.
-pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(250);
+/// How long a rank waits for a peer's answer at least and at most. A lost packet is sent again after 200 ms and a round trip.
+const ANSWER_TIMEOUT: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
+/// In between it is this part of the deadline: who lets operations take long has a network on which answers do, too.
+const ANSWER_PART: u32 = 30;
 /// Ranks asked beside those that are waited for: if none answers either, this rank is cut off.
 const WITNESSES_MAX: usize = 8;
 /// Ranks described one by one in a report; the others are only named.
 const DESCRIBED_MAX: usize = 8;
 
+/// The ranks that an operation waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Missing {
+    pub(crate) ranks: Vec<usize>,
+    /// They have said that they take part in this very operation: what they have sent can only be on its way.
+    pub(crate) have_come: bool,
+    /// Data of each has moved lately: however late their answers are, they are not gone.
+    pub(crate) are_heard: bool,
+}
+
+impl Missing {
+    pub(crate) fn not_come(ranks: Vec<usize>) -> Self {
+        Self {
+            ranks,
+            have_come: false,
+            are_heard: false,
+        }
+    }
+}
+
+/// How long a peer's answer may take where operations have this deadline.
+pub(crate) fn answer_timeout(deadline: Duration) -> Duration {
+    (deadline / ANSWER_PART).clamp(ANSWER_TIMEOUT[0], ANSWER_TIMEOUT[1])
+}
+
 impl Status {
     /// Which of the ranks that an operation waits for hold it up, what they are doing, in words, and whether that is
-    /// certain: a rank of three or more that hears of nobody is more likely cut off than the last one alive.
+    /// certain: a rank of three or more that hears of nobody is more likely cut off than the last one alive. None do if all ranks
+    /// have come and answer, or still send: then it is the network. In sends and receives, `is_alone`, nobody else waits.
     ///
     /// See [`culprits`] for which ranks are, and [`is_certain`].
-    pub(super) fn find_culprits(&self, missing: &[usize], seq: u64) -> (Vec<usize>, String, bool) {
-        let mut answers = self.ask(missing);
+    pub(super) fn find_culprits(
+        &self,
+        Missing {
+            ranks,
+            have_come,
+            are_heard,
+        }: &Missing,
+        seq: u64,
+        is_alone: bool,
+        limit: Duration,
+    ) -> (Vec<usize>, String, bool) {
+        if *are_heard {
+            return (Vec::new(), String::new(), false);
+        }
+        let mut answers = self.ask(ranks, limit);
         let seq_of = |answers: &[Option<Answer>], rank: usize| {
             answers[rank].as_ref().map(|answer| answer.seq)
         };
-        let mut culprits = culprits(missing, seq, |rank| seq_of(&answers, rank));
-        // All of them wait in this very operation, so for somebody else: in a later round, or on another host.
-        if (culprits.iter()).all(|rank| seq_of(&answers, *rank) == Some(Some(seq))) {
+        let mut culprits = culprits(ranks, seq, |rank| seq_of(&answers, rank));
+        // All of them wait in this very operation, so for somebody else: in a later round, or on another host. Or they are done with
+        // it: the operations of all ranks have the same numbers.
+        let is_in = |answers: &[Option<Answer>], rank: usize| {
+            let theirs = seq_of(answers, rank).flatten();
+            theirs.is_some_and(|at| at == seq || !is_alone && (seq..ELSEWHERE).contains(&at))
+        };
+        let has_come = |rank: &usize| match have_come {
+            true => answers[*rank].is_some(),
+            false => is_in(&answers, *rank),
+        };
+        if culprits.iter().all(has_come) {
             let asked = |rank: &usize| {
-                *rank != self.rank && !missing.contains(rank) && self.left_after(*rank).is_none()
+                *rank != self.rank && !ranks.contains(rank) && self.left_after(*rank).is_none()
             };
             let others: Vec<usize> = (0..self.world()).filter(asked).collect();
-            let further = self.ask(&others);
+            let further = self.ask(&others, limit);
+            let all_have_come =
+                *have_come || !is_alone && others.iter().all(|rank| is_in(&further, *rank));
             let is_silent = |rank: &usize| further[*rank].is_none();
             let silent: Vec<usize> = others.into_iter().filter(is_silent).collect();
             if !silent.is_empty() {
                 (answers, culprits) = (further, silent);
+            } else if all_have_come {
+                return (Vec::new(), String::new(), false);
             }
         }
         let is_cut_off = self.world() > 2 && answers.iter().all(Option::is_none);
@@ -95,8 +149,8 @@ impl Status {
     }
 
     /// Asks ranks what they are doing, and some others whether they hear this one. *Blocks* until all of `ranks` have
-    /// answered, at most for [`ANSWER_TIMEOUT`].
-    fn ask(&self, ranks: &[usize]) -> Vec<Option<Answer>> {
+    /// answered, at most for `limit`.
+    fn ask(&self, ranks: &[usize], limit: Duration) -> Vec<Option<Answer>> {
         self.answers.lock().fill(None);
         // Threads as ranks answer within `send`, which takes the lock.
         if let Some(courier) = self.courier.get() {
@@ -108,8 +162,7 @@ impl Status {
         let mut answers = self.answers.lock();
         let waiting =
             |answers: &mut Vec<Option<Answer>>| ranks.iter().any(|rank| answers[*rank].is_none());
-        self.answered
-            .wait_while_for(&mut answers, waiting, ANSWER_TIMEOUT);
+        self.answered.wait_while_for(&mut answers, waiting, limit);
         answers.clone()
     }
 }

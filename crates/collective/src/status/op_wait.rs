@@ -4,12 +4,16 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use super::Status;
-use super::culprits::ANSWER_TIMEOUT;
-use crate::error::{Error, Operation, Ranks};
+use super::culprits::{Missing, answer_timeout};
+use crate::error::{Error, Operation, Ranks, Seconds};
 
-/// How long a rank that cannot tell which rank is to blame waits for the others' verdict, whose deadlines are over at about
-/// the same time: they ask for [`ANSWER_TIMEOUT`] and then tell, and machines are busy. Half of it is still twice that time.
-const VERDICT_TIMEOUT: Duration = ANSWER_TIMEOUT.saturating_mul(4);
+/// A rank that cannot tell which rank is to blame waits this many times [`answer_timeout`] for the others' verdict, whose
+/// deadlines are over at about the same time: they ask for that time and then tell, and machines are busy.
+const VERDICT: u32 = 4;
+/// The same for a rank that knows more than those whom it keeps waiting: its word has to be there before theirs.
+const FIRST_VERDICT: u32 = 2;
+/// How often the page hears that bytes move, at most.
+const MOVED_EVERY: Duration = Duration::from_millis(500);
 
 /// Looked at in every wait of one operation.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(crate) struct OpWait<'a> {
     pub(crate) timeout: Duration,
     /// Whether the page says that this rank waits here.
     published: Cell<bool>,
+    /// When bytes have moved last, within [`MOVED_EVERY`].
+    moved: Cell<Instant>,
 }
 
 impl<'a> OpWait<'a> {
@@ -35,6 +41,7 @@ impl<'a> OpWait<'a> {
             started,
             timeout,
             published: Cell::new(false),
+            moved: Cell::new(started),
         }
     }
 
@@ -43,6 +50,17 @@ impl<'a> OpWait<'a> {
     pub(crate) fn publish(&self) {
         if !self.published.replace(true) {
             self.status.set_operation(Some(self.operation));
+        }
+    }
+
+    /// Bytes have moved after a wait. Says so on the page, where an operation that has not moved for long counts as one that waits
+    /// for a rank, however slow the network is.
+    pub(crate) fn moved(&self, now: Instant) {
+        if now.saturating_duration_since(self.moved.get()) >= MOVED_EVERY {
+            self.moved.set(now);
+            if self.published.get() {
+                self.status.set_operation(Some(self.operation));
+            }
         }
     }
 
@@ -58,18 +76,21 @@ impl<'a> OpWait<'a> {
         }
     }
 
-    /// Why a peer's data connection ended: what is latched or arrives within `limit`, else that nothing else of the peer
-    /// did: a process that dies ends all its connections. One that lives says so when it is asked, and why it leaves before that.
+    /// Why a peer's data connection ended: what is latched or arrives within [`answer_timeout`], else that nothing else of the
+    /// peer did: a process that dies ends all its connections. One that lives says so when it is asked, and why it leaves before
+    /// that.
     ///
-    /// *Blocks*: for at most `limit`.
-    pub(crate) fn cause_of_end(&self, peer: usize, limit: Duration) -> Error {
+    /// *Blocks*: for at most that time.
+    pub(crate) fn cause_of_end(&self, peer: usize) -> Error {
         let status = self.status;
         status.ask_one(peer);
         let unknown = |latch: &mut Option<Error>| {
             latch.is_none() && status.left_after(peer).is_none() && !status.has_answered(peer)
         };
         let mut latch = status.latch.lock();
-        status.changed.wait_while_for(&mut latch, unknown, limit);
+        status
+            .changed
+            .wait_while_for(&mut latch, unknown, answer_timeout(self.timeout));
         match (&*latch, status.left_after(peer)) {
             (Some(first), _) => first.clone(),
             (None, Some(after)) => Error::PeerLeft {
@@ -86,11 +107,11 @@ impl<'a> OpWait<'a> {
     }
 
     /// Whether waiting for the `missing` ranks still makes sense.
-    pub(crate) fn check(&self, missing: impl FnOnce() -> Vec<usize>) -> Result<(), Error> {
+    pub(crate) fn check(&self, missing: impl FnOnce() -> Missing) -> Result<(), Error> {
         let status = self.status;
         status.health()?;
         let missing = missing();
-        for rank in missing.iter().copied() {
+        for rank in missing.ranks.iter().copied() {
             if let Some(after) = status
                 .left_after(rank)
                 .filter(|after| *after < self.operation.seq)
@@ -102,9 +123,9 @@ impl<'a> OpWait<'a> {
                 });
             }
         }
-        match missing.is_empty() {
+        match missing.ranks.is_empty() {
             true => Ok(()),
-            false => self.check_time(&missing, VERDICT_TIMEOUT),
+            false => self.check_time(&missing, VERDICT),
         }
     }
 
@@ -112,8 +133,7 @@ impl<'a> OpWait<'a> {
     /// has left may have sent what is waited for.
     pub(crate) fn check_alone(&self, missing: &[usize]) -> Result<(), Error> {
         self.status.health()?;
-        // The others, whom this rank keeps waiting, know less: its word has to be there before theirs.
-        let word = self.check_time(missing, VERDICT_TIMEOUT / 2);
+        let word = self.check_time(&Missing::not_come(missing.to_vec()), FIRST_VERDICT);
         word.map_err(|mut error| {
             if let Error::Deadline { waiting, .. } = &mut error {
                 *waiting = "".into();
@@ -122,19 +142,41 @@ impl<'a> OpWait<'a> {
         })
     }
 
-    /// A rank that cannot tell which rank is to blame waits for `patience` for the others' verdict.
-    fn check_time(&self, missing: &[usize], patience: Duration) -> Result<(), Error> {
+    /// `verdict` is [`VERDICT`] or [`FIRST_VERDICT`].
+    fn check_time(&self, missing: &Missing, verdict: u32) -> Result<(), Error> {
         let status = self.status;
         let waited = self.started.elapsed();
         if waited < self.timeout {
             return Ok(());
         }
-        let (culprits, missing, certain) = status.find_culprits(missing, self.operation.seq);
+        let (limit, is_alone) = (answer_timeout(self.timeout), verdict == FIRST_VERDICT);
+        let (culprits, missing, certain) =
+            status.find_culprits(missing, self.operation.seq, is_alone, limit);
         if !certain {
-            status.wait_for_word(patience);
+            // What has come and does not arrive is known to those alone who receive it.
+            let verdict = if culprits.is_empty() {
+                FIRST_VERDICT
+            } else {
+                verdict
+            };
+            status.wait_for_word(limit * verdict);
         }
         // Another rank's deadline may have been over a little earlier; its report is then everybody's.
         status.health()?;
+        if culprits.is_empty() {
+            let missing = format!(
+                "all ranks have come, and data last moved here {} ago: the network between them is too slow or has stalled",
+                Seconds(self.moved.get().elapsed())
+            );
+            return Err(Error::Deadline {
+                rank: status.rank,
+                operation: self.operation,
+                waited,
+                missing: missing.into(),
+                waiting: "".into(),
+                culprits,
+            });
+        }
         let others: Vec<usize> = (0..status.world())
             .filter(|rank| !culprits.contains(rank))
             .collect();

@@ -79,13 +79,17 @@ fn who_left_in_order_is_missed_only_by_later_operations() {
     status.receive(1, Message::Goodbye { after: 5 });
     status.lost(1);
     assert!(status.health().is_ok());
-    assert!(wait(&status, Duration::MAX).check(|| vec![1]).is_ok());
+    assert!(
+        wait(&status, Duration::MAX)
+            .check(|| Missing::not_come(vec![1]))
+            .is_ok()
+    );
     let later = Operation {
         seq: 6,
         ..OPERATION
     };
     let error = OpWait::new(&status, later, Instant::now(), Duration::MAX)
-        .check(|| vec![1])
+        .check(|| Missing::not_come(vec![1]))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -101,7 +105,9 @@ fn a_deadline_tells_what_the_missing_rank_does() {
         step: 812,
         op: None,
     });
-    let error = wait(&status, Duration::ZERO).check(|| vec![1]).unwrap_err();
+    let error = wait(&status, Duration::ZERO)
+        .check(|| Missing::not_come(vec![1]))
+        .unwrap_err();
     assert!(error.is_deadline() && error.culprit() == Some(1));
     let text = error.to_string();
     assert!(
@@ -141,7 +147,7 @@ fn with_waiting(ranks: &'static [usize]) -> Arc<Status> {
 fn a_missing_rank_that_waits_itself_is_not_to_blame() {
     let status = with_waiting(&[2]);
     let error = wait(&status, Duration::ZERO)
-        .check(|| vec![1, 2])
+        .check(|| Missing::not_come(vec![1, 2]))
         .unwrap_err();
     assert!(
         matches!(&error, Error::Deadline { culprits, .. } if *culprits == [1]),
@@ -153,12 +159,79 @@ fn a_missing_rank_that_waits_itself_is_not_to_blame() {
             .ends_with("; ranks 0, 2 wait in all-reduce #5"),
         "{error}"
     );
-    for (waiting, culprit) in [(&[2][..], 1), (&[1, 2], 2)] {
+    for (waiting, culprit) in [(&[2][..], Some(1)), (&[1, 2], None)] {
         let error = wait(&with_waiting(waiting), Duration::ZERO)
-            .check(|| vec![2])
+            .check(|| Missing::not_come(vec![2]))
             .unwrap_err();
-        let reason = "it waits for the one that says nothing, or nobody else is to blame";
-        assert_eq!(error.culprit(), Some(culprit), "{reason}: {error}");
+        let reason = "it waits for the one that says nothing, or all wait";
+        assert_eq!(error.culprit(), culprit, "{reason}: {error}");
+    }
+    let error = wait(&with_waiting(&[1, 2]), Duration::ZERO).check_alone(&[2]);
+    assert_eq!(error.unwrap_err().culprit(), Some(2), "a sender is known");
+}
+
+#[test]
+fn the_network_is_to_blame_for_what_ranks_that_have_come_and_answer_have_sent() {
+    let error = |waiting: &'static [usize]| {
+        let missing = || Missing {
+            ranks: vec![1],
+            have_come: true,
+            are_heard: false,
+        };
+        let error = wait(&with_waiting(waiting), Duration::ZERO).check(missing);
+        error.unwrap_err()
+    };
+    let network = error(&[1, 2]);
+    assert!(network.is_deadline() && network.culprit().is_none());
+    assert!(
+        network
+            .to_string()
+            .contains(": all ranks have come, and data last moved here 0."),
+        "{network}"
+    );
+    assert!(network.hint().unwrap().contains("look at the network"));
+    // One that says nothing may be gone, whether this rank waits for it or another one does.
+    assert_eq!(error(&[2]).culprit(), Some(1));
+    assert_eq!(error(&[1]).culprit(), Some(2));
+    // Unless it still sends.
+    let missing = || Missing {
+        ranks: vec![1],
+        have_come: true,
+        are_heard: true,
+    };
+    let error = wait(&with_waiting(&[]), Duration::ZERO).check(missing);
+    assert_eq!(error.unwrap_err().culprit(), None);
+}
+
+#[test]
+fn data_that_moves_is_progress_on_the_page() {
+    let status = status();
+    let wait = wait(&status, Duration::MAX);
+    wait.publish();
+    let since = || status.board.slot.activity().unwrap().1;
+    let stamp = || Instant::now() - since();
+    let first = stamp();
+    let pause = Duration::from_millis(20);
+    while since() < pause {
+        std::thread::yield_now();
+    }
+    wait.moved(wait.started);
+    assert!(stamp() < first + pause / 2, "not for every packet");
+    wait.moved(wait.started + Duration::from_secs(1));
+    assert!(stamp() > first + pause / 2);
+}
+
+#[test]
+fn answers_may_take_a_part_of_the_deadline() {
+    for (deadline, answer) in [
+        (0, 250),
+        (2_000, 250),
+        (15_000, 500),
+        (60_000, 2_000),
+        (600_000, 5_000),
+    ] {
+        let answers = answer_timeout(Duration::from_millis(deadline));
+        assert_eq!(answers, Duration::from_millis(answer), "{deadline}");
     }
 }
 

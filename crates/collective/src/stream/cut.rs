@@ -27,8 +27,8 @@ const STEP_BYTES: usize = 1 << 20;
 const PIECES_MIN: usize = 4;
 /// Pieces begin on multiples of a cache line.
 const LINE_BYTES: usize = 64;
-/// Pieces below this go over one lane.
-const SPLIT_BYTES_MIN: usize = 32 << 10;
+/// A piece goes over so many lanes that each has this much of it: less is not worth a system call.
+const PORTION_BYTES_MIN: usize = 16 << 10;
 
 /// Length of the pieces of an item of `bytes` bytes in a group of `world` ranks.
 pub(super) fn piece_bytes(bytes: usize, world: usize) -> usize {
@@ -39,8 +39,9 @@ pub(super) fn piece_bytes(bytes: usize, world: usize) -> usize {
 
 /// The part of a piece of `bytes` bytes that goes over one lane of several.
 pub(super) fn portion(bytes: usize, lanes: usize, lane: usize) -> Range<usize> {
-    if bytes < SPLIT_BYTES_MIN {
-        return if lane == 0 { 0..bytes } else { 0..0 };
+    let lanes = lanes.min(bytes / PORTION_BYTES_MIN).max(1);
+    if lane >= lanes {
+        return 0..0;
     }
     let lines = bytes.div_ceil(LINE_BYTES);
     let bound = |lane: usize| (lines * lane / lanes * LINE_BYTES).min(bytes);
@@ -145,8 +146,8 @@ mod tests {
         for bytes in [
             0,
             1,
-            SPLIT_BYTES_MIN - 1,
-            SPLIT_BYTES_MIN,
+            2 * PORTION_BYTES_MIN - 1,
+            2 * PORTION_BYTES_MIN,
             100_001,
             256 << 10,
         ] {

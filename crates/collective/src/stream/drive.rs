@@ -16,15 +16,15 @@ use crate::pace::{Pace, slice};
 use crate::plan::Task;
 use crate::runner::Runner;
 use crate::socket::End;
-use crate::status::OpWait;
+use crate::status::{Missing, OpWait};
 
 /// Sleep where nothing wakes who sleeps: an eighth of the time waited so far, so that what has taken long takes little longer.
 const NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 const NAPS: u32 = 8;
 /// How long a caller looks there before it sleeps: a nap of 20 us takes 70, and a message may need both ranks several times.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long the reason for the end of a data connection may take to arrive on the message connection.
-const CAUSE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Data that has moved within this part of the deadline before it was over says that a peer is not gone.
+const LATELY_PART: u32 = 4;
 /// How long to look without offering the core to anybody else; a peer that runs answers within it.
 const ALONE: Duration = Duration::from_micros(4);
 /// Turns that a rank without a core of its own gives to others before it sleeps.
@@ -103,7 +103,9 @@ impl Drive<'_> {
             }
             first = false;
             if progress && let Some(idle) = idle.take().filter(|idle| idle.slept) {
-                *self.pace = self.pace.after_sleep(idle.since, Instant::now());
+                let now = Instant::now();
+                *self.pace = self.pace.after_sleep(idle.since, now);
+                self.wait.moved(now);
             }
             if ready.is_none() && self.all(|peer| !peer.awaited) {
                 ready = Some(Instant::now());
@@ -129,6 +131,7 @@ impl Drive<'_> {
                     if !first {
                         return Err(error);
                     }
+                    self.wait.moved(Instant::now());
                     continue;
                 }
                 let waited = idle
@@ -154,8 +157,9 @@ impl Drive<'_> {
                 if (lane == 0 && peer.head_left > 0) || !peer.lanes[lane].sending.finished {
                     // SAFETY: the caller's contract.
                     let sent = unsafe { lane::send(peer, lane, self.board) };
-                    progress |=
-                        sent.map_err(|_| self.wait.cause_of_end(number, CAUSE_TIMEOUT))? > 0;
+                    let sent = sent.map_err(|_| self.wait.cause_of_end(number))?;
+                    peer.hear(sent);
+                    progress |= sent > 0;
                 }
             }
             if peer.awaited {
@@ -191,7 +195,11 @@ impl Drive<'_> {
                 if !peer.lanes[lane].receiving.finished {
                     // SAFETY: the caller's contract.
                     let n = unsafe { lane::receive(self.peers, number, lane, self.board) };
-                    progress |= n.map_err(|failure| self.error(number, failure))? > 0;
+                    let n = n.map_err(|failure| self.error(number, failure))?;
+                    if let Some(peer) = &mut self.peers[number] {
+                        peer.hear(n);
+                    }
+                    progress |= n > 0;
                 }
             }
         }
@@ -263,7 +271,7 @@ impl Drive<'_> {
     }
 
     /// The ranks that are waited for: those that have not come, else those whose data is late, else those that do not read.
-    fn missing(&self) -> Vec<usize> {
+    fn missing(&self) -> Missing {
         let stages: [&dyn Fn(&Peer) -> bool; 3] = [
             &|peer| peer.awaited,
             &|peer| {
@@ -279,8 +287,20 @@ impl Drive<'_> {
             let late = self.active().filter(|(_, peer)| late(peer));
             late.map(|(number, _)| number).collect()
         };
-        let mut found = stages.into_iter().map(those);
-        found.find(|late| !late.is_empty()).unwrap_or_default()
+        let mut found = stages.into_iter().map(those).enumerate();
+        let late = found.find(|(_, late)| !late.is_empty());
+        let (stage, ranks) = late.unwrap_or_default();
+        let lately = self.wait.timeout / LATELY_PART;
+        let is_heard = |rank: &usize| {
+            let heard = self.peers[*rank].as_ref().and_then(|peer| peer.heard);
+            heard.is_some_and(|at| at.elapsed() < lately)
+        };
+        Missing {
+            // All that there are have come to the first round.
+            have_come: stage > 0 || !matches!(self.round, 0 | MEETING | DIFFERENT),
+            are_heard: stage > 0 && ranks.iter().all(is_heard),
+            ranks,
+        }
     }
 
     fn differs(&self) -> bool {
@@ -329,7 +349,7 @@ impl Drive<'_> {
     /// The connection to a peer has ended, and why is on its way on the other connection; or it sent nonsense.
     fn error(&self, peer: usize, failure: End) -> Error {
         match failure {
-            End::Closed => self.wait.cause_of_end(peer, CAUSE_TIMEOUT),
+            End::Closed => self.wait.cause_of_end(peer),
             End::Nonsense(reason) => Error::wire(peer, Some(self.wait.operation), reason),
         }
     }

@@ -10,7 +10,7 @@ use super::sync::{AtomicU32, Ordering};
 use crate::error::Error;
 use crate::pace::{Pace, slice};
 use crate::runner::Runner;
-use crate::status::OpWait;
+use crate::status::{Missing, OpWait};
 
 /// Looks at the peers between two looks at the clock.
 const LOOKS: u32 = 64;
@@ -91,7 +91,7 @@ impl Meeting {
                 self.pace.set(pace.after_sleep(began, Instant::now()));
                 return Ok(());
             }
-            if let Err(error) = wait.check(|| missing(board, target, &name)) {
+            if let Err(error) = wait.check(|| Missing::not_come(missing(board, target, &name))) {
                 // A peer may have come, gone on and failed since the look at the board: this meeting is over all the same.
                 return match complete(board, target) {
                     true => Ok(()),

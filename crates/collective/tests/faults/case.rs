@@ -169,8 +169,7 @@ impl Case {
         if kind == "pass" && matches!(fault, Differ(_)) {
             return false;
         }
-        // An operation of all ranks has rounds, of which nobody can tell which direction stands still.
-        if kind != "pass" && matches!(fault, Stall | ResetLane) {
+        if kind != "pass" && *fault == ResetLane {
             return false;
         }
         match moment {
@@ -274,6 +273,10 @@ impl Case {
             Fault::Kill | Fault::Exit | Fault::Abort | Fault::Reset => {
                 vec![format!("rank {victim} (host"), ") died".into()]
             }
+            // All have come, and messages say that all live.
+            Fault::Stall if self.op.kind != "pass" => {
+                vec!["timed out after".into(), "the network between them".into()]
+            }
             Fault::Stop | Fault::Vanish | Fault::HoldOut | Fault::HoldIn | Fault::Stall => {
                 vec!["timed out after".into(), format!("rank {victim} (host")]
             }
@@ -298,8 +301,12 @@ impl Case {
             ],
             Fault::Differ(_) | Fault::Algorithm => odd(),
         };
-        // Of two ranks nobody knows who is right, and whose connection is broken.
-        let nobody = self.world == 2 && matches!(self.fault, Fault::Differ(_) | Fault::Algorithm);
+        let nobody = match self.fault {
+            // Of two ranks nobody knows who is right.
+            Fault::Differ(_) | Fault::Algorithm => self.world == 2,
+            Fault::Stall => self.op.kind != "pass",
+            _ => false,
+        };
         let within = match self.needs_deadline() {
             // The group's, and then the operation's.
             true if self.moment == Moment::Joining => 2 * DEADLINE + VERDICT + SOON,

@@ -145,6 +145,28 @@ fn a_rank_whose_messages_do_not_come_through_is_named() {
     );
 }
 
+/// Data stands still between ranks that live: messages pass, and so the ranks know that it is nobody's fault.
+#[test]
+fn nobody_is_named_for_data_that_the_network_holds_up() {
+    if played() {
+        return;
+    }
+    let mut cases = Vec::new();
+    for kind in ["all-reduce", "broadcast", "all-gather"] {
+        for (moment, len) in [
+            (Moment::Between, 500),
+            (Moment::Waiting, 500),
+            (Moment::InData, LARGE_LEN),
+        ] {
+            cases.push(Case::new("tcp", Fault::Stall, moment, kind, len));
+        }
+    }
+    check(
+        "matrix::nobody_is_named_for_data_that_the_network_holds_up",
+        cases,
+    );
+}
+
 /// Through TLS the proxy only knows who is dialed, so that a fault on the wire is about rank 0, which all others dial.
 #[test]
 fn ranks_that_fail_behind_tls_are_named_too() {

@@ -103,7 +103,8 @@ impl Stores {
     fn connect(&self, store: &str, limit: Duration) -> Result<Box<dyn Store>, StoreError> {
         match self {
             Self::Hosted { token, tls, .. } => {
-                let client = Client::connect_as(store, token, *tls, limit)?;
+                // A connection and both proofs of the token take three answers.
+                let client = Client::connect_as(store, token, *tls, 2 * limit)?;
                 Ok(Box::new(client.with_answer_timeout(limit)))
             }
             Self::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),
@@ -245,9 +246,9 @@ impl Line {
         Ok(())
     }
 
-    /// How long the store has for an answer.
+    /// How long the store has for an answer: with the beat before it, less than the time after which an agent ends its ranks.
     fn limit(&self) -> Duration {
-        self.beat * 2
+        self.beat * 5 / 2
     }
 
     fn write(&self, store: &str, requests: &Receiver<Request>) -> Result<(), StoreError> {
@@ -485,7 +486,10 @@ fn decode_record(value: &[u8]) -> Option<Record> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener};
+
+    use paceline_rendezvous::store::Server;
 
     #[test]
     fn only_a_refusal_says_that_nobody_listens() {
@@ -497,6 +501,57 @@ mod tests {
         assert!(!is_listening(&addr, limit).unwrap());
         // `.invalid` is reserved for names that do not exist.
         assert!(is_listening("node.invalid:1", limit).is_err());
+    }
+
+    /// Passes on what comes from `from`, each time after `delay`.
+    fn pass_on_late(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
+        let mut bytes = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            std::thread::sleep(delay);
+            if to.write_all(&bytes[..n]).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Where each answer takes twice `delay`.
+    fn far_from(server: SocketAddr, delay: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        // Ends with the test's process; connections end with their two ends.
+        std::thread::spawn(move || {
+            for near in listener.incoming().flatten() {
+                let far = TcpStream::connect(server).unwrap();
+                let (to, back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+                std::thread::spawn(move || pass_on_late(near, to, delay));
+                std::thread::spawn(move || pass_on_late(far, back, delay));
+            }
+        });
+        addr
+    }
+
+    #[test]
+    fn a_store_is_entered_whose_answers_take_longer_than_a_beat() {
+        let token = Token::generate().unwrap();
+        let server = Server::bind("127.0.0.1:0".parse().unwrap(), &token).unwrap();
+        let beat = Duration::from_millis(200);
+        let store = far_from(server.addr(), beat * 3 / 5).to_string();
+        let line = Line {
+            stores: Stores::Hosted {
+                token,
+                tls: false,
+                run_id: "far".into(),
+            },
+            me: AgentId(1),
+            beat,
+            clock: Instant::now(),
+            mailbox: Arc::new(Mailbox::new().unwrap()),
+        };
+        // On a busy machine some attempts are too late.
+        let started = Instant::now();
+        while !matches!(line.ask(&store), Answer::Store(None)) {
+            assert!(started.elapsed() < Duration::from_secs(60));
+        }
     }
 
     #[test]
