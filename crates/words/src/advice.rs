@@ -4,7 +4,7 @@
 use crate::{Lang, Word};
 
 /// What errors advise, each as its source has it. Advice with a value in it is not among them.
-const ALL: [Word; 28] = [
+const ALL: [Word; 29] = [
     // Numbers and data.
     Word::new(
         "lower --lr, set --clip-norm 1, or raise --warmup; earlier checkpoints are kept",
@@ -80,6 +80,10 @@ const ALL: [Word; 28] = [
     Word::new(
         "see what the named rank is doing; raise PACELINE_TIMEOUT_SECONDS when it is merely slow",
         "해당 랭크가 무엇을 하는지 확인하세요. 느릴 뿐이라면 PACELINE_TIMEOUT_SECONDS를 늘리세요",
+    ),
+    Word::new(
+        "look at the network between the hosts; when it is merely slow, raise PACELINE_TIMEOUT_SECONDS or send less (--comm-hook)",
+        "호스트 사이의 네트워크를 확인하세요. 느릴 뿐이라면 PACELINE_TIMEOUT_SECONDS를 늘리거나 보내는 양을 줄이세요(--comm-hook)",
     ),
     Word::new(
         "start all ranks from the same build and with the same settings",
