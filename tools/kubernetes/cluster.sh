@@ -72,6 +72,28 @@ within() {
     done
 }
 
+# start_jobset: the controller and its webhooks, which the API server calls at a Service otherwise.
+start_jobset() {
+    local files
+    files=$(dirname "$(type -P jobset)")/jobset
+    kubectl create -f "$files.crd.yaml" || return
+    mkdir "$dir/jobset"
+    openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=jobset -addext subjectAltName=IP:127.0.0.1 \
+        -keyout "$dir/jobset/tls.key" -out "$dir/jobset/tls.crt" 2>/dev/null
+    cat >"$dir/jobset/config" <<CONFIG
+apiVersion: config.jobset.x-k8s.io/v1alpha1
+kind: Configuration
+leaderElection: { leaderElect: false }
+internalCertManagement: { enable: false }
+webhook: { certDir: "$dir/jobset" }
+CONFIG
+    start jobset --config "$dir/jobset/config"
+    within 60 eval ': <>/dev/tcp/127.0.0.1/9443' || return
+    sed -E -e '/^ +(service:|name: webhook-service|namespace: system)$/d' \
+        -e "s|^      path: (.*)|    url: https://127.0.0.1:9443\1\n    caBundle: $(base64 -w0 "$dir/jobset/tls.crt")|" \
+        "$files.webhooks.yaml" | kubectl create -f -
+}
+
 start_all() {
     local token
     # The address of a pod's machine, beside that of a cluster of one's own.
@@ -103,7 +125,8 @@ CONFIG
     mkdir "$PODS"
     start "$here/kubelet.py" --nodes "$nodes" --server https://127.0.0.1:6443 --ca "$dir/apiserver.crt" --token "$token" --pods "$PODS"
     within 60 kubectl get serviceaccount default || return
-    within 60 eval '(($(kubectl get nodes --no-headers | wc -l) == nodes))'
+    within 60 eval '(($(kubectl get nodes --no-headers | wc -l) == nodes))' || return
+    ! type -P jobset >/dev/null || start_jobset >&2
 }
 
 if ! start_all; then
