@@ -10,8 +10,8 @@
 # image is this machine, with PATH as it is here.
 #
 # etcd, kubectl, openssl, python3, ip and unshare must be in PATH; kube-apiserver, kube-controller-manager and kube-scheduler there or in the folder
-# PACELINE_TEST_KUBERNETES. `build.sh` makes them from Kubernetes' source. With `jobset` beside them, the cluster has JobSet. It needs no root, but
-# the right to make user namespaces.
+# PACELINE_TEST_KUBERNETES. `build.sh` makes them from Kubernetes' source. With `jobset`, `jobset.crd.yaml` and `jobset.webhooks.yaml` beside them,
+# the cluster has JobSet. It needs no root, but the right to make user namespaces.
 #
 # Exit codes: the command's, 2 wrong usage, 3 a program is missing or Kubernetes does not start.
 
@@ -96,7 +96,7 @@ CONFIG
 
 start_all() {
     local token
-    # The address of a pod's machine, beside that of a cluster of one's own.
+    # Pods are attached to this bridge.
     ip link set lo up
     ip link add pods type bridge
     ip addr add 10.244.0.1/16 dev pods

@@ -93,6 +93,16 @@ def bytes_of(quantity):
     return int(number) << {"Mi": 20, "Gi": 30}[unit]
 
 
+def path_of(pod):
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+def forget(api, pod):
+    """Tells the API server that nothing of the deleted pod runs any more."""
+    options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+    api.do("DELETE", path_of(pod), options)
+
+
 class Pod:
     """A pod's container: started, watched, stopped. One thread waits for its end."""
 
@@ -102,7 +112,6 @@ class Pod:
         number = next(self.numbers)
         self.api, self.pod = api, pod
         self.name, self.namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-        self.path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         self.address, self.link = f"10.244.{number // 256}.{number % 256}", f"pod{number}"
         self.folder = pods / f"{number - 1}.{self.name}"
         self.begun, self.stopping = now(), False
@@ -186,7 +195,7 @@ class Pod:
         }
         # Its name may be another pod's by now.
         metadata = {"uid": self.pod["metadata"]["uid"]}
-        self.api.do("PATCH", f"{self.path}/status", {"metadata": metadata, "status": status}, "application/strategic-merge-patch+json")
+        self.api.do("PATCH", f"{path_of(self.pod)}/status", {"metadata": metadata, "status": status}, "application/strategic-merge-patch+json")
 
     def wait(self):
         code = self.process.wait()
@@ -194,12 +203,7 @@ class Pod:
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "startedAt": self.begun, "finishedAt": now()}
         self.report("Failed" if code else "Succeeded", {"terminated": ended})
         if self.stopping:
-            self.forget()
-
-    def forget(self):
-        """Tells the API server that nothing of the deleted pod runs any more."""
-        precondition = {"gracePeriodSeconds": 0, "preconditions": {"uid": self.pod["metadata"]["uid"]}}
-        self.api.do("DELETE", self.path, precondition)
+            forget(self.api, self.pod)
 
     def stop(self, grace_seconds):
         if self.stopping:
@@ -209,7 +213,7 @@ class Pod:
             self.kill(signal.SIGTERM)
             threading.Timer(grace_seconds, self.kill, [signal.SIGKILL]).start()
         else:
-            self.forget()
+            forget(self.api, self.pod)
 
     def kill(self, number):
         """Signals the container's first process, which is the only child of the one that made its namespace."""
@@ -232,8 +236,8 @@ def run_pods(api, folder):
         elif "deletionTimestamp" in pod["metadata"]:
             if known:
                 known.stop(pod["metadata"].get("deletionGracePeriodSeconds", 0))
-            elif "nodeName" in spec and pod["metadata"].get("deletionGracePeriodSeconds"):
-                raise RuntimeError(f"{pod['metadata']['name']} was deleted before it was started")
+            elif "nodeName" in spec:
+                forget(api, pod)
         elif known is None and "nodeName" in spec:
             pods[uid] = Pod(api, pod, folder)
 
