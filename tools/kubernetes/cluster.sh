@@ -77,6 +77,7 @@ start_jobset() {
     local files
     files=$(dirname "$(type -P jobset)")/jobset
     kubectl create -f "$files.crd.yaml" || return
+    within 60 kubectl wait --for condition=Established --timeout 1s -f "$files.crd.yaml" || return
     mkdir "$dir/jobset"
     openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=jobset -addext subjectAltName=IP:127.0.0.1 \
         -keyout "$dir/jobset/tls.key" -out "$dir/jobset/tls.crt" 2>/dev/null
