@@ -1,6 +1,9 @@
 //! `paceline submit slurm` against a real Slurm of this machine, which `tools/slurm.sh` starts for each test, and the store at which launchers
 //! under `paceline submit ray` meet.
 
+#[path = "schedulers/kubernetes.rs"]
+mod kubernetes;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};

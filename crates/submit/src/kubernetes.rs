@@ -34,6 +34,9 @@ pub struct Options {
     /// Write a JobSet, for clusters with its controller
     #[arg(long)]
     pub jobset: bool,
+    /// Queue of Kueue that the job waits in
+    #[arg(long, value_name = "NAME")]
+    pub queue: Option<String>,
     /// Folder that the program works in [default: the image's]
     #[arg(long, value_name = "DIR")]
     pub chdir: Option<String>,
@@ -122,13 +125,18 @@ pub fn manifests(
     names::check(job, options)?;
     let secret = secret(job, options, token);
     let work = work(job, options)?;
+    let mut metadata = metadata(&job.name, job, options);
+    if let Some(queue) = &options.queue {
+        // Kueue suspends what has this label until there is room for all of its pods.
+        metadata["labels"]["kueue.x-k8s.io/queue-name"] = json!(queue);
+    }
     Ok(if options.jobset {
-        vec![secret, jobset(job, options, work)]
+        vec![secret, jobset(job, options, &metadata, work)]
     } else {
         vec![
             secret,
             service(job, options),
-            resource("batch/v1", "Job", &metadata(&job.name, job, options), work),
+            resource("batch/v1", "Job", &metadata, work),
         ]
     })
 }
@@ -231,7 +239,7 @@ fn rules() -> Value {
 /// JobSet has the Service itself; the pods of its one job are named after both.
 const REPLICATED_JOB: &str = "nodes";
 
-fn jobset(job: &Submission, options: &Options, work: Value) -> Value {
+fn jobset(job: &Submission, options: &Options, metadata: &Value, work: Value) -> Value {
     let mut spec = json!({
         "network": { "enableDNSHostnames": true, "publishNotReadyAddresses": true, "subdomain": job.name },
         "replicatedJobs": [{ "name": REPLICATED_JOB, "replicas": 1, "template": { "spec": work } }],
@@ -239,8 +247,7 @@ fn jobset(job: &Submission, options: &Options, work: Value) -> Value {
     if let Some(seconds) = options.ttl_seconds {
         spec["ttlSecondsAfterFinished"] = json!(seconds);
     }
-    let metadata = metadata(&job.name, job, options);
-    resource("jobset.x-k8s.io/v1alpha2", "JobSet", &metadata, spec)
+    resource("jobset.x-k8s.io/v1alpha2", "JobSet", metadata, spec)
 }
 
 /// The prefix of pod names: a pod is named this, a dash and its number.

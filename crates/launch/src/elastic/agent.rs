@@ -280,19 +280,23 @@ impl Agent {
             _ => {}
         }
         if self.signal.is_some() && self.ranks == Ranks::None {
-            self.leaves_at.get_or_insert(now + LINGER);
+            let linger = match self.rules.is_static {
+                true => LINGER,
+                false => self.rules.beat_every(),
+            };
+            self.leaves_at.get_or_insert(now + linger);
         }
     }
 
-    /// Ends an agent that got a signal, when no rank runs here any more. If the job ends with it and its store is here, the
-    /// others get a moment to read why.
+    /// Ends an agent that got a signal, when no rank runs here any more. If the job's store is here, the others get a moment to read that:
+    /// where nothing answers for its address any more, as for a pod's, its silence alone might be a partition.
     fn leave(&mut self, now: Duration, commands: &mut Vec<Command>) {
         let (Some(signal), Some(leaves_at), false) = (self.signal, self.leaves_at, self.exited)
         else {
             return;
         };
         let is_read = |page: &Page| page.id == self.page.id || matches!(page.state, State::Left(_));
-        let is_awaited = self.rules.is_static && self.is_host() && !self.pages.iter().all(is_read);
+        let is_awaited = self.is_host() && !self.pages.iter().all(is_read);
         if !is_awaited || now >= leaves_at {
             self.exited = true;
             commands.push(Command::Exit(Exit::Signal(signal)));

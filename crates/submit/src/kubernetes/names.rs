@@ -137,6 +137,7 @@ pub(super) fn check(job: &Submission, options: &Options) -> Result<(), SubmitErr
     }
     let names = [
         ("--namespace", options.namespace.iter().collect::<Vec<_>>()),
+        ("--queue", options.queue.iter().collect()),
         (
             "--service-account",
             options.service_account.iter().collect(),

@@ -163,6 +163,21 @@ fn a_jobset_holds_the_same_job_and_needs_no_service() {
 }
 
 #[test]
+fn the_job_or_jobset_alone_waits_in_a_queue() {
+    for jobset in [false, true] {
+        let made = made(|_, options| {
+            options.jobset = jobset;
+            options.queue = Some("gpus".to_owned());
+        });
+        for (kind, manifest) in &made {
+            let queue = manifest["metadata"]["labels"].get("kueue.x-k8s.io/queue-name");
+            let expect = kind.starts_with("Job").then(|| json!("gpus"));
+            assert_eq!(queue, expect.as_ref(), "{kind}");
+        }
+    }
+}
+
+#[test]
 fn launchers_meet_at_the_first_pod_by_its_full_name() {
     let expect = "run --nnodes 2:2 --rdzv-backend c10d --rdzv-endpoint \
                   train-0.train.$(PACELINE_POD_NAMESPACE).svc.cluster.local:29400 --rdzv-id train --nproc-per-node 8 \
