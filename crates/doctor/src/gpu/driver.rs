@@ -23,7 +23,7 @@ pub(super) fn judge(snapshot: &Snapshot, notes: &mut Notes) {
     });
     let said = match (driver.version.known(), &driver.trouble) {
         (Some(version), _) => format!("{}{}", plain(version), cuda.unwrap_or_default()),
-        (None, Some(_)) => say!(lang, "none that answers", "응답하는 드라이버 없음"),
+        (None, Some(_)) => say!(lang, "does not answer", "응답하지 않음"),
         (None, None) => say!(lang, "of unknown version", "버전을 알 수 없음"),
     };
     notes.sheet(checks::DRIVER).fact(said);

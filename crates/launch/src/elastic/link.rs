@@ -103,8 +103,10 @@ impl Stores {
     fn connect(&self, store: &str, limit: Duration) -> Result<Box<dyn Store>, StoreError> {
         match self {
             Self::Hosted { token, tls, .. } => {
-                // A connection and both proofs of the token take three answers.
-                let client = Client::connect_as(store, token, *tls, 2 * limit)?;
+                // A connection and both proofs of the token take three answers. Where nobody listens, the agent has to know while its ranks still
+                // run: it could not tell that from a partition later.
+                let refused = limit * 4 / 5;
+                let client = Client::connect_patiently(store, token, *tls, refused, 2 * limit)?;
                 Ok(Box::new(client.with_answer_timeout(limit)))
             }
             Self::Etcd(etcd) => Ok(Box::new(etcd.connect(limit)?)),

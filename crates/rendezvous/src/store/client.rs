@@ -58,6 +58,20 @@ impl Client {
         })
     }
 
+    /// The same for a server that may be far away: each attempt may take `patience`, but none begins after `timeout`. So a server that
+    /// is gone, and refuses connections, is known to be soon.
+    pub fn connect_patiently(
+        server: &str,
+        token: &Token,
+        tls: bool,
+        timeout: Duration,
+        patience: Duration,
+    ) -> Result<Self, StoreError> {
+        dial::retry(server, timeout, dial::is_final, |_| {
+            Self::attempt(server, token, tls, patience)
+        })
+    }
+
     /// The same client with another limit for answers than 30 s, to notice a silent server sooner.
     #[must_use]
     pub fn with_answer_timeout(mut self, timeout: Duration) -> Self {

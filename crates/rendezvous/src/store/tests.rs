@@ -267,6 +267,17 @@ fn a_client_waits_for_a_server_that_starts_later() {
 }
 
 #[test]
+fn a_server_that_is_gone_is_known_to_be_however_patient_an_attempt_is() {
+    let addr = format!("127.0.0.1:{}", free_ports(1));
+    let patience = Duration::from_secs(3600);
+    let client = Client::connect_patiently(&addr, &Token::derived("job"), false, SOON, patience);
+    let Err(StoreError::Connect { waited, .. }) = client else {
+        panic!("{client:?}")
+    };
+    assert!(waited <= SOON, "{waited:?}");
+}
+
+#[test]
 fn a_connection_that_never_comes_names_server_time_and_reason() {
     let addr = format!("127.0.0.1:{}", free_ports(1));
     let error = Client::connect(&addr, &Token::derived("job"), SOON).unwrap_err();
