@@ -37,6 +37,7 @@ COLOURS = {"default": "#c8ccd4", "red": "#e06c75", "green": "#98c379", "brown": 
            "black": "#5c6370", "brightblack": "#7f848e", "white": "#ffffff"}  # fmt: skip
 BACKGROUND = "#14191f"
 SECONDS_MAX = 300
+TRAIN = ["train", "--nproc-per-node", "2", "--shards", "8"]
 DESK, PHONE = 1000, 390
 
 
@@ -128,14 +129,14 @@ class Maker:
     def trained(self, name, *words):
         """A run of this name, trained once."""
         if not (self.folder / "runs" / name).exists():
-            self.run("train", "--nproc-per-node", "2", "--shards", "8", "--run-dir", f"runs/{name}", *words)
+            self.run(*TRAIN, "--run-dir", f"runs/{name}", *words)
         return f"runs/{name}"
 
     def disturbed(self):
         """A run that loses rank 1 and goes on with another one in its place."""
         name = "runs/disturbed"
         if not (self.folder / name).exists():
-            command = [self.program, "train", "--nproc-per-node", "2", "--shards", "8", "--epochs", "30", "--recovery", "live", "--max-restarts", "1"]
+            command = [self.program, *TRAIN, "--epochs", "30", "--recovery", "live", "--max-restarts", "1"]
             job = subprocess.Popen([*command, "--run-dir", name], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             wait_for(lambda: b'"epoch":8' in read(self.folder / name / "metrics.jsonl"))
             ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()
@@ -145,18 +146,18 @@ class Maker:
         return name
 
     def bar(self):
-        command = "paceline train --nproc-per-node 2 --shards 8 --epochs 40"
-        terminal = Terminal([self.program, *command.split()[1:], "--run-dir", "bar"], self.folder, (110, 20))
+        words = [*TRAIN, "--epochs", "40"]
+        terminal = Terminal([self.program, *words, "--run-dir", "bar"], self.folder, (110, 20))
         # The bar knows when all ranks were busy from the first epoch on.
-        if not terminal.look(60, lambda text: re.search(r"epoch +5/40", text) and "busy" in text.splitlines()[-1] + text):
+        if not terminal.look(60, lambda text: re.search(r"epoch +5/40", text) and "busy" in text):
             sys.exit("no bar was seen")
-        svg = terminal.svg(command)
+        svg = terminal.svg(" ".join(["paceline", *words]))
         terminal.close()
         return svg
 
     def watch(self, lang):
         self.trained("first")
-        command = [self.program, "train", "--nproc-per-node", "2", "--shards", "8", "--epochs", "400", "--lr", "0.01", "--run-dir", f"{lang}/second"]
+        command = [self.program, *TRAIN, "--epochs", "400", "--lr", "0.01", "--run-dir", f"{lang}/second"]
         job = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.DEVNULL)
         metrics = self.folder / f"{lang}/second/metrics.jsonl"
         wait_for(lambda: b'"epoch":9' in read(metrics))

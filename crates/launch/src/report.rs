@@ -247,11 +247,16 @@ impl RankError {
         }
     }
 
+    /// The advice, in the reader's language if it is known.
+    fn hint(&self, lang: Lang) -> Option<&str> {
+        let hint = self.parts().1?;
+        Some(paceline_words::advice(lang, hint))
+    }
+
     /// The message and the advice, below a line about the rank.
     pub(crate) fn in_lines(&self, lang: Lang) -> String {
-        let (message, hint) = self.parts();
-        let message = message.replace('\n', "\n    ");
-        let hint = hint.map(|hint| paceline_words::advice(lang, hint));
+        let message = self.parts().0.replace('\n', "\n    ");
+        let hint = self.hint(lang);
         let hint = hint.map(|hint| say!(lang, "  hint: {hint}\n", "  조치: {hint}\n"));
         let hint = hint.unwrap_or_default();
         say!(
@@ -438,8 +443,7 @@ impl Failure {
         match &self.error {
             // An error that is told in full, without advice, leaves nothing to look for.
             Some(error) if self.last_lines.is_empty() => {
-                let own = error.parts().1;
-                let own = own.map(|own| paceline_words::advice(lang, own).to_owned());
+                let own = error.hint(lang).map(str::to_owned);
                 own.or_else(|| Some(advice::known(self)?.of(lang).to_owned()))
             }
             _ => Some(advice::of(self, lang)),

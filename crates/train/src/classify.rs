@@ -4,6 +4,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_checkpoint::SavedModel;
 use paceline_collective::ProcessGroup;
 use paceline_split::ModelParallel;
+use paceline_usage::figures::thousands;
 use rayon::prelude::*;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -18,7 +19,6 @@ use crate::report::plural;
 use crate::scores::{self, Scores};
 use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
 use crate::trained::{entry, misfit};
-use paceline_usage::figures::thousands;
 
 /// Entries of a checkpoint's metadata.
 pub(crate) const FEATURES_ENTRY: &str = "features";

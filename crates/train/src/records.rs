@@ -49,7 +49,7 @@ pub(crate) struct StepRecord {
 }
 
 /// Keys of a step's line; the others are the task's own figures.
-pub(crate) const OF_STEP: [&str; 13] = [
+pub(crate) const STEP_KEYS: [&str; 13] = [
     "kind",
     "step",
     "epoch",
@@ -72,18 +72,8 @@ pub(crate) struct Figures(StepFigures);
 impl Figures {
     /// *Errors*: a name that another figure of the step has.
     pub(crate) fn new(figures: StepFigures) -> Result<Self, TrainError> {
-        let names = || figures.iter().map(|(name, _)| *name);
-        let taken = names().enumerate().find(|(at, name)| {
-            let earlier = names().take(*at);
-            OF_STEP
-                .into_iter()
-                .chain(earlier)
-                .any(|other| other == *name)
-        });
-        match taken {
-            None => Ok(Self(figures)),
-            Some((_, name)) => Err(twice(name)),
-        }
+        distinct(figures.iter().map(|(name, _)| *name), &STEP_KEYS)?;
+        Ok(Self(figures))
     }
 }
 
@@ -93,11 +83,22 @@ impl Serialize for Figures {
     }
 }
 
-fn twice(name: &str) -> TrainError {
-    TrainError::usage(
-        format!("two figures of metrics.jsonl are called {name}"),
-        "give the metric another name",
-    )
+/// *Errors*: a name that is there twice, or `taken`.
+fn distinct(
+    names: impl Iterator<Item = &'static str> + Clone,
+    taken: &[&str],
+) -> Result<(), TrainError> {
+    let is_taken = |(at, name): &(usize, &str)| {
+        let mut earlier = names.clone().take(*at);
+        taken.contains(name) || earlier.any(|other| other == *name)
+    };
+    match names.clone().enumerate().find(is_taken) {
+        None => Ok(()),
+        Some((_, name)) => Err(TrainError::usage(
+            format!("two figures of metrics.jsonl are called {name}"),
+            "give the metric another name",
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -168,17 +169,9 @@ const OTHERS: [&str; 5] = ["skipped", "back_to", "before", "now", "signal"];
 impl HeldOut {
     /// *Errors*: a metric with the name of another figure of the record.
     pub(crate) fn new(loss: f64, metrics: Vec<Metric>) -> Result<Self, TrainError> {
-        let is_taken = |(at, metric): (usize, &Metric)| {
-            let earlier = metrics[..at].iter().map(|metric| metric.name);
-            earlier
-                .chain(NO_METRICS)
-                .chain(OTHERS)
-                .any(|name| name == metric.name)
-        };
-        match metrics.iter().enumerate().find(|metric| is_taken(*metric)) {
-            None => Ok(Self { loss, metrics }),
-            Some((_, metric)) => Err(twice(metric.name)),
-        }
+        let taken = [&NO_METRICS[..], &OTHERS].concat();
+        distinct(metrics.iter().map(|metric| metric.name), &taken)?;
+        Ok(Self { loss, metrics })
     }
 
     /// The figure with this key, if there is one.
@@ -290,8 +283,8 @@ mod tests {
         let line = serde_json::to_value(record).expect("numbers");
         let line = line.as_object().expect("an object");
         assert_eq!((&line["spread"], &line["step"]), (&2.0.into(), &7.into()));
-        let own = line.keys().filter(|key| !OF_STEP.contains(&key.as_str()));
-        assert_eq!(own.count(), 2, "OF_STEP lacks a key of {line:?}");
+        let own = line.keys().filter(|key| !STEP_KEYS.contains(&key.as_str()));
+        assert_eq!(own.count(), 2, "STEP_KEYS lacks a key of {line:?}");
         for names in [&["spread", "spread"][..], &["loss"]] {
             let error = named(names).expect_err("refused").to_string();
             assert!(error.contains(names[0]), "{error}");

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use crate::records::{self, HELD_OUT_LOSS, NO_METRICS};
+use crate::records::{HELD_OUT_LOSS, NO_METRICS, STEP_KEYS};
 
 /// Scalars of a step, by their key in the record.
 const OF_STEP: [(&str, &str); 6] = [
@@ -36,7 +36,7 @@ pub fn scalars(record: &Map<String, Value>) -> Vec<(Cow<'static, str>, f64)> {
             };
             let of_step = OF_STEP.iter().filter_map(found);
             let own = record.iter();
-            let own = own.filter(|(key, _)| !records::OF_STEP.contains(&key.as_str()));
+            let own = own.filter(|(key, _)| !STEP_KEYS.contains(&key.as_str()));
             let own = own.filter_map(|(key, value)| {
                 Some((Cow::Owned(format!("train/{key}")), value.as_f64()?))
             });

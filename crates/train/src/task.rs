@@ -7,13 +7,13 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Int, Tensor};
 use paceline_collective::ProcessGroup;
 use paceline_ddp::Precision;
+use paceline_usage::figures::thousands;
 
 use crate::config::TrainConfig;
 use crate::cuts::Cuts;
 use crate::error::TrainError;
 use crate::optimizer;
 use crate::report::plural;
-use paceline_usage::figures::thousands;
 
 /// Samples of one evaluation batch, unless a task has another number.
 pub(crate) const EVALUATION_BATCH: usize = 256;

@@ -125,7 +125,7 @@ impl<'a> OpWait<'a> {
         }
         match missing.ranks.is_empty() {
             true => Ok(()),
-            false => self.check_time(&missing, VERDICT),
+            false => self.check_time(&missing, false),
         }
     }
 
@@ -133,7 +133,7 @@ impl<'a> OpWait<'a> {
     /// has left may have sent what is waited for.
     pub(crate) fn check_alone(&self, missing: &[usize]) -> Result<(), Error> {
         self.status.health()?;
-        let word = self.check_time(&Missing::not_come(missing.to_vec()), FIRST_VERDICT);
+        let word = self.check_time(&Missing::not_come(missing.to_vec()), true);
         word.map_err(|mut error| {
             if let Error::Deadline { waiting, .. } = &mut error {
                 *waiting = "".into();
@@ -142,22 +142,21 @@ impl<'a> OpWait<'a> {
         })
     }
 
-    /// `verdict` is [`VERDICT`] or [`FIRST_VERDICT`].
-    fn check_time(&self, missing: &Missing, verdict: u32) -> Result<(), Error> {
+    /// `is_alone`: the others do not wait too.
+    fn check_time(&self, missing: &Missing, is_alone: bool) -> Result<(), Error> {
         let status = self.status;
         let waited = self.started.elapsed();
         if waited < self.timeout {
             return Ok(());
         }
-        let (limit, is_alone) = (answer_timeout(self.timeout), verdict == FIRST_VERDICT);
+        let limit = answer_timeout(self.timeout);
         let (culprits, missing, certain) =
             status.find_culprits(missing, self.operation.seq, is_alone, limit);
         if !certain {
             // What has come and does not arrive is known to those alone who receive it.
-            let verdict = if culprits.is_empty() {
-                FIRST_VERDICT
-            } else {
-                verdict
+            let verdict = match is_alone || culprits.is_empty() {
+                true => FIRST_VERDICT,
+                false => VERDICT,
             };
             status.wait_for_word(limit * verdict);
         }

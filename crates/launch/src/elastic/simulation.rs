@@ -1,6 +1,7 @@
 //! Many agents in one thread with virtual time: messages take their time, nodes die, stop, are cut off and come back, ranks
 //! fail, all drawn from one seed. After each step the invariants of `decide.rs` are checked.
 
+mod ending;
 mod faults;
 mod invariants;
 mod outside;
@@ -19,6 +20,9 @@ use super::messages::{Answer, Command, Exit, Found, How, Input};
 use super::record::{AgentId, Page, Ports, Record, Report, RoundId, State};
 use crate::report::{Failure, FailureKind};
 use crate::stop::Stop;
+
+/// Longer than what happens in a scenario.
+const WORK: Duration = ms(600_000);
 
 const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

@@ -8,8 +8,8 @@ use super::{Failure, FailureKind, known};
 
 /// The advice; every failure has some.
 pub(super) fn of(failure: &Failure, lang: Lang) -> String {
-    if let Some(own) = failure.error.as_ref().and_then(|error| error.parts().1) {
-        return paceline_words::advice(lang, own).to_owned();
+    if let Some(own) = (failure.error.as_ref()).and_then(|error| error.hint(lang)) {
+        return own.to_owned();
     }
     if let Some(known) = known(failure) {
         return known.of(lang).to_owned();

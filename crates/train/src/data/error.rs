@@ -78,6 +78,16 @@ impl DataProblem {
         Self::new(format!("{value} {what}, more than the {max} supported"))
     }
 
+    /// There is no folder that this task could read.
+    pub(super) fn no_folder(folder: &Path, task: &str) -> DataError {
+        let problem = match folder.exists() {
+            true => Self::new(format!("a file, but task {task} reads a folder"))
+                .with_hint("`paceline train` without --task guesses the task from the data"),
+            false => Self::missing(similar(folder, |_| true)),
+        };
+        problem.of(folder)
+    }
+
     /// There is no such file or folder.
     pub(super) fn missing(hint: Option<String>) -> Self {
         Self {

@@ -274,12 +274,7 @@ fn names(file: &str) -> [String; 4] {
 /// The file's path under one of its usual names.
 fn locate(folder: &Path, file: &str) -> Result<PathBuf, DataError> {
     if !folder.is_dir() {
-        let problem = match folder.exists() {
-            true => DataProblem::new("a file, but task idx reads a folder")
-                .with_hint("`paceline train` without --task guesses the task from the data"),
-            false => DataProblem::missing(similar(folder, |_| true)),
-        };
-        return Err(problem.of(folder));
+        return Err(DataProblem::no_folder(folder, "idx"));
     }
     let mut paths = names(file).into_iter().map(|name| folder.join(name));
     if let Some(found) = paths.find(|path| path.exists()) {
@@ -302,13 +297,12 @@ fn missing(path: &Path) -> DataError {
             .iter()
             .any(|file| names(file).iter().any(|one| one == name))
     };
-    let exists = |name: &String| path.with_file_name(name).exists();
-    let has_none = !FILES.iter().any(|file| names(file).iter().any(exists));
     let files = || {
         let files = FILES.join(", ");
-        let other = match has_none {
-            true => "; an image folder has a folder for each class",
-            false => "",
+        let exists = |name: &String| path.with_file_name(name).exists();
+        let other = match FILES.iter().any(|file| names(file).iter().any(exists)) {
+            true => "",
+            false => "; an image folder has a folder for each class",
         };
         format!("task idx reads {files}, each plain or .gz{other}")
     };

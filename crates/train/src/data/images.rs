@@ -421,12 +421,7 @@ fn class_names(root: &Path) -> Result<Vec<String>, DataError> {
 /// *Errors*: a folder that cannot be read; a name that is not UTF-8; too many.
 fn entries(folder: &Path) -> Result<Vec<(Box<str>, DirEntry)>, DataError> {
     if !folder.is_dir() {
-        return Err(match folder.exists() {
-            true => DataProblem::new("a file, but task images reads a folder")
-                .with_hint("`paceline train` without --task guesses the task from the data"),
-            false => DataProblem::missing(similar(folder, |_| true)),
-        }
-        .of(folder));
+        return Err(DataProblem::no_folder(folder, "images"));
     }
     let failed = |source| DataProblem::io(&source).of(folder);
     let mut entries: Vec<(Box<str>, DirEntry)> = Vec::new();

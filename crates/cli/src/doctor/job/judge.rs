@@ -123,18 +123,15 @@ fn ranks_here(ranks: usize, lang: Lang) -> String {
 pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     let lang = facts.lang;
     let mut findings = stopped(&facts.ranks, lang);
+    let mut gone = None;
     // Ranks of a job that is done leave, and the last one may still save.
     if facts.seen.is_none_or(|seen| seen.end.is_none()) {
         if findings.is_empty() {
             findings.extend(still(facts));
         }
-        findings.extend(lost(&facts.ranks, lang));
+        gone = lost(&facts.ranks, lang);
     }
-    // What the launcher knows of them is told already.
-    let is_told = findings.iter().any(|finding| finding.check == ONLY_SOME);
-    if let Some(seen) = facts.seen.filter(|_| !is_told) {
-        findings.extend(fewer(seen, lang));
-    }
+    findings.extend(gone.or_else(|| fewer(facts.seen?, lang)));
     findings.extend(different(facts));
     findings.extend(ended(facts));
     if let Some(seen) = facts.seen {
@@ -395,8 +392,8 @@ fn replace_lost(lang: Lang) -> String {
 /// The job went on with fewer ranks than it had.
 fn fewer(seen: &Seen, lang: Lang) -> Option<Finding> {
     let (had, now) = (seen.start.as_ref()?.world, seen.ranks?);
-    let losses = seen.incidents.iter().rev();
-    let mut losses = losses.filter_map(|incident| match incident {
+    let mut latest = seen.incidents.iter().rev();
+    let loss = latest.find_map(|incident| match incident {
         Incident::Ranks {
             step,
             before,
@@ -405,7 +402,7 @@ fn fewer(seen: &Seen, lang: Lang) -> Option<Finding> {
         } if now < before => Some((step, why.as_deref())),
         _ => None,
     });
-    let (step, why) = losses.next().filter(|_| now < had)?;
+    let (step, why) = loss.filter(|_| now < had)?;
     Some(finding(
         Severity::Warning,
         ONLY_SOME,

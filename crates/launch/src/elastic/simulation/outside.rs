@@ -3,7 +3,6 @@
 use super::*;
 use crate::elastic::record::{Ending, Why};
 
-const WORK: Duration = ms(600_000);
 const OUTAGE: Duration = ms(20_000);
 
 fn outside(nodes_min: usize, nodes_max: usize) -> Rules {

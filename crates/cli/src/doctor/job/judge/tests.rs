@@ -29,7 +29,6 @@ fn facts<'a>(seen: Option<&'a Seen>, ranks: Vec<Rank>) -> Facts<'a> {
         seen,
         failed: None,
         ranks,
-
         lang: Lang::En,
     }
 }
