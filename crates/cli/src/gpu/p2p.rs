@@ -7,16 +7,19 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::Args;
+use paceline_doctor::Severity;
 use paceline_doctor::links::{Judgement, Surroundings, judge};
-use paceline_doctor::{Finding, Severity};
 use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
 use paceline_nccl::{NcclError, Places};
 use paceline_words::{Lang, say};
 use serde::Serialize;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, note, warn};
 use crate::flags::{finish, print, seconds, whole};
 use crate::usage;
+
+/// NCCL's variable against peer-to-peer.
+const DISABLED: &str = "NCCL_P2P_DISABLE";
 
 /// What `paceline gpu p2p` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -62,7 +65,7 @@ pub(super) const HELP: &str = "\
 Copies data between each two devices, both ways: through the host's memory, and directly
 where the driver says that it can, by copies and by a kernel as NCCL's. What arrives is
 compared with what was sent. It needs NVIDIA's driver, and neither NCCL nor CUDA's toolkit;
-`--device cuda` does the same before it starts ranks.
+`train --device cuda` and `run` do the same before they start several ranks.
 
 Devices are those that CUDA_VISIBLE_DEVICES shows, with CUDA's numbers, which may differ
 from those of nvidia-smi. PACELINE_CUDA_LIBRARY names the driver's library where the
@@ -116,44 +119,47 @@ pub fn require_nccl() -> Result<(), NcclError> {
     paceline_nccl::installed(&Places::from_env()).map(drop)
 }
 
-/// What ranks on this machine's CUDA devices have to be told for NCCL to work.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Choice {
-    /// Variables for the ranks' environment.
-    pub variables: Vec<(String, String)>,
-    /// What was found and what follows, for stderr: what is so, then what to do about it.
-    pub lines: Vec<String>,
-}
-
-/// Tries the links between the devices of this process, before ranks are started on them; the lines are in this language.
+/// Tests the links between the devices of this process, before ranks are started on them. The result is what NCCL has to be told
+/// there, without variables that the user has set; what was found and what follows is said on stderr, in this language.
 ///
 /// *Cost*: as [`test()`]: by estimate a second or two with two devices whose links are well, some seconds with eight; with one the
 /// driver's start.
 ///
-/// *Errors*: there is no driver or no device, or it does not answer; ranks would not get further.
-pub fn choose(pairs: &PairTest, lang: Lang) -> Result<Choice, NcclError> {
-    let report = try_all(pairs)?;
+/// *Errors*: there is no driver or no device, or it does not answer.
+pub fn settings(lang: Lang) -> Result<Vec<(String, String)>, NcclError> {
+    let report = try_all(&PairTest::default())?;
     let judgement = judge(&report, &Surroundings::here(), lang);
-    let said = |finding: &Finding| finding.severity != Severity::Note;
-    let mut lines: Vec<String> = judgement
-        .findings
-        .iter()
-        .filter(|finding| said(finding))
-        .flat_map(|finding| {
-            let advice = (!finding.fix.is_empty()).then(|| finding.fix.clone());
-            std::iter::once(finding.what.clone()).chain(advice)
-        })
-        .collect();
+    let findings = judgement.findings.iter();
+    for finding in findings.filter(|finding| finding.severity != Severity::Note) {
+        warn(&finding.what);
+        if !finding.fix.is_empty() {
+            warn(&finding.fix);
+        }
+    }
     for (name, value) in &judgement.variables {
-        lines.push(say!(
+        warn(&say!(
             lang,
             "{name}={value} is set for the ranks",
             "랭크에 설정함: {name}={value}"
         ));
     }
-    Ok(Choice {
-        variables: judgement.variables,
-        lines,
+    Ok(judgement.variables)
+}
+
+/// The same for a program that is started as so many ranks, which may or may not use the devices: nothing is tested unless it sees
+/// several and the user leaves NCCL the choice.
+pub fn settings_for_program(ranks: usize, lang: Lang) -> Vec<(String, String)> {
+    let set = |name| std::env::var(name).ok();
+    let shows_one = set("CUDA_VISIBLE_DEVICES").is_some_and(|list| !list.contains(','));
+    if ranks < 2 || shows_one || set(DISABLED).is_some() {
+        return Vec::new();
+    }
+    if paceline_gpu::devices::count().map_or(true, |devices| devices < 2) {
+        return Vec::new();
+    }
+    settings(lang).unwrap_or_else(|error| {
+        note(&error.to_string());
+        Vec::new()
     })
 }
 

@@ -16,7 +16,9 @@ use super::args::{self, RunArgs};
 use super::nodes::{NodesArgs, RdzvBackend};
 use super::{alone, folder, over_ssh, scheduler, sense};
 use crate::exit::{Exit, Failure, hint, note, tell, warn};
+use crate::gpu::p2p;
 use crate::job;
+use crate::usage::lang;
 use crate::variables::setting_variable;
 
 /// Starts the program and waits for its end.
@@ -76,6 +78,8 @@ pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     job.stall = args.stall;
     job.threads_per_rank = args.threads_per_rank;
     args.placement.apply(&mut job);
+    let links = p2p::settings_for_program(job.nproc, lang(args.usage.lang));
+    job.env.extend(links);
     if let Some(timeout) = args.timeout {
         let timeout = timeout.to_string();
         job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), timeout));

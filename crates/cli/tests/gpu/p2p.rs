@@ -1,8 +1,9 @@
 //! `paceline gpu p2p` on machines that are not there: a fake driver whose links work, do not, or never end.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use paceline_fake_cuda::Library;
+use paceline_fake_nvml::Fixture;
 use serde_json::Value;
 
 use super::support::LAUNCHER;
@@ -26,6 +27,10 @@ fn p2p_with(library: &Library, machine: &str, words: &[&str], variables: &[(&str
         .stdin(Stdio::null())
         .output()
         .expect("the launcher runs");
+    end(output)
+}
+
+fn end(output: Output) -> End {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     End {
         code: output.status.code(),
@@ -202,4 +207,57 @@ fn a_driver_that_does_not_answer_holds_nobody() {
     let expect =
         "error: links between devices cannot be tested: the driver has not answered for 3 s\n";
     assert!(end.err.starts_with(expect), "{}", end.err);
+}
+
+/// `paceline-launcher run` of a program that says what NCCL is told, on a machine of two cards.
+fn run_on(machine: &str, ranks: &str, variables: &[(&str, &str)]) -> End {
+    let (fixture, library) = (Fixture::open("two-cards-ns"), Library::whole());
+    let output = Command::new(LAUNCHER)
+        .args(["run", "--nproc-per-node", ranks, "sh", "-c"])
+        .arg("echo peers:$NCCL_P2P_DISABLE")
+        .env_clear()
+        .envs(fixture.variables())
+        .env("PACELINE_CUDA_LIBRARY", library.driver())
+        .env("PATH", "/usr/bin:/bin")
+        .envs([Library::variable(machine)])
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .expect("the launcher runs");
+    end(output)
+}
+
+#[test]
+fn links_are_tested_before_a_program_is_started_on_several_devices() {
+    let bad = r#"{"devices": 2, "peers": ["X OK", "BAD X"]}"#;
+    let tested = run_on(bad, "2", &[]);
+    assert_eq!(tested.code, Some(0), "{}", tested.err);
+    assert_eq!(tested.out, "[ranks 0-1] peers:1\n");
+    for words in [
+        "warning: peer-to-peer does not work though the driver says so: GPU 1 to 0 (",
+        "warning: NCCL_P2P_DISABLE=1 is set for the ranks\n",
+    ] {
+        assert!(tested.err.contains(words), "{}", tested.err);
+    }
+    let left_alone = [
+        run_on(r#"{"devices": 2}"#, "2", &[]),
+        run_on(bad, "1", &[]),
+        run_on(bad, "2", &[("CUDA_VISIBLE_DEVICES", "")]),
+        run_on(bad, "2", &[("NCCL_P2P_DISABLE", "")]),
+    ];
+    for end in left_alone {
+        assert!(!end.out.contains("peers:1"), "{}", end.out);
+        // How fast links of memory are is chance.
+        assert!(!end.err.contains("does not work"), "{}", end.err);
+    }
+}
+
+#[test]
+fn a_program_is_started_where_links_cannot_be_tested() {
+    let nowhere = [("PACELINE_CUDA_LIBRARY", "/nowhere/libcuda.so.1")];
+    let end = run_on("{}", "2", &nowhere);
+    assert_eq!(end.code, Some(0), "{}", end.err);
+    assert_eq!(end.out, "[ranks 0-1] peers:\n");
+    let told = "links between devices cannot be tested: ";
+    assert!(end.err.contains(told), "{}", end.err);
 }

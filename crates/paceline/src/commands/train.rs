@@ -74,7 +74,7 @@ pub(super) fn read_settings(program: &Program, args: &TrainArgs) -> Result<Given
         flags: args.settings.clone(),
         environment: config::environment(std::env::vars_os()),
         file: file.map_err(wrong_settings)?,
-        program: program.name.clone(),
+        program: program.user.clone(),
     };
     Given::read(&inputs).map_err(wrong_settings)
 }
@@ -308,7 +308,8 @@ pub(super) fn settings_of(run: SavedRun) -> Result<TrainConfig, Failure> {
     let resolved = Resolved::from_saved(&run.settings).map_err(wrong_settings)?;
     if let Some(program) = resolved.program() {
         let run = run.folder.display();
-        let message = format!("{run} is a run of `{program}`, whose model only that program knows");
+        let name = &program.name;
+        let message = format!("{run} is a run of `{name}`, whose model only that program knows");
         let advice = format!("`paceline report {run}` shows its metrics");
         return Err(Failure::new(Exit::Usage, message, Some(advice)));
     }
@@ -447,18 +448,15 @@ fn usage(config: &TrainConfig) -> UsageArgs {
     }
 }
 
-/// NCCL's variables for this machine, after testing the links between its devices. Variables set by the user stay unchanged.
+/// NCCL's variables for this machine, after testing the links between its devices. Variables set by the user stay unchanged. One rank that
+/// computes on several devices copies between them, too.
 fn nccl_settings(config: &TrainConfig) -> Result<Vec<(String, String)>, Failure> {
-    let is_nccl = config.device == DeviceKind::Cuda && config.backend != Backend::Host;
-    if !is_nccl || config.nproc_per_node == 1 {
+    let is_nccl = config.nproc_per_node > 1 && config.backend != Backend::Host;
+    if config.device != DeviceKind::Cuda || !(is_nccl || config.devices > 1) {
         return Ok(Vec::new());
     }
     let lang = lang(config.lang.as_deref().and_then(Lang::named));
-    let choice = p2p::require_nccl().and_then(|()| p2p::choose(&Default::default(), lang));
-    let choice = choice.map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))?;
-    for line in &choice.lines {
-        warn(line);
-    }
-    let unset = |(name, _): &(String, String)| std::env::var_os(name).is_none();
-    Ok(choice.variables.into_iter().filter(unset).collect())
+    let needed = if is_nccl { p2p::require_nccl() } else { Ok(()) };
+    let settings = needed.and_then(|()| p2p::settings(lang));
+    settings.map_err(|error| Failure::new(Exit::Environment, &error, error.hint()))
 }
