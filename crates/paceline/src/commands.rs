@@ -14,13 +14,13 @@ pub(crate) mod train;
 
 use paceline_cli::exit::{Exit, Failure};
 use paceline_collective::ProcessGroup;
-use paceline_train::config::{ConfigError, TrainConfig};
+use paceline_train::config::{ConfigError, TrainConfig, UserProgram};
 use paceline_train::{End, FailureClass, Foreseen, Output, TrainError, TrainTask};
 
 /// What this program trains.
 pub(crate) struct Program {
-    /// The name of a user's program; `None` for `paceline train`.
-    name: Option<String>,
+    /// A user's program; `None` for `paceline train`.
+    user: Option<UserProgram>,
     foresee: fn(&TrainConfig) -> Result<Foreseen, TrainError>,
     train: fn(&TrainConfig, ProcessGroup, Output) -> Result<End, TrainError>,
 }
@@ -28,27 +28,24 @@ pub(crate) struct Program {
 impl Program {
     /// `paceline train`.
     pub(crate) const PACELINE: Self = Self {
-        name: None,
+        user: None,
         foresee: paceline_train::foresee,
         train: paceline_train::train,
     };
 
-    /// A user's program with a task of its own.
-    pub(crate) fn of<T: TrainTask>(name: String) -> Self {
+    /// A user's program.
+    pub(crate) fn of<T: TrainTask>(user: UserProgram) -> Self {
         Self {
-            name: Some(name),
+            user: Some(user),
             foresee: paceline_train::foresee_task::<T>,
             train: paceline_train::train_task::<T>,
         }
     }
 
-    fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
     /// Its command.
     fn command(&self) -> &str {
-        self.name().unwrap_or("paceline train")
+        let user = self.user.as_ref();
+        user.map_or("paceline train", |program| &program.name)
     }
 }
 

@@ -4,6 +4,9 @@
 //! options of built-in data and models: ranks, shards, checkpoints and resuming, recovery, ZeRO, precision, evaluation, metrics, `--explain`, a
 //! settings file and `PACELINE_*` variables.
 //!
+//! A model for labelled samples of the kinds that `paceline train` reads (a table, images, IDX files) is a [`Network`], and the program's task
+//! [`Supervised`] with it: the command line then has the options of data and losses too.
+//!
 //! ```text
 //! my-program --nproc-per-node 4 --epochs 3
 //! my-program --resume
@@ -65,10 +68,13 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+use paceline_train::config::UserProgram;
+
 pub use paceline_train::config::TrainConfig;
+pub use paceline_train::data::Features;
 pub use paceline_train::{
-    Compute, Cuts, Loss, Metric, Part, Parts, SequentialTask, Step, StepFigures, Sums, TrainError,
-    TrainTask, Unit,
+    Compute, Cuts, Loss, Metric, Network, Part, Parts, SequentialTask, Step, StepFigures, Sums,
+    Supervised, TrainError, TrainTask, Unit,
 };
 
 use crate::cli::program::{Asked, parse};
@@ -86,8 +92,12 @@ pub fn run<T: TrainTask>() -> ExitCode {
     let name = name
         .strip_suffix(std::env::consts::EXE_SUFFIX)
         .unwrap_or(&name);
-    let program = Program::of::<T>(name.to_string());
-    let result = match parse(name, &words) {
+    let user = UserProgram {
+        name: name.to_string(),
+        reads_data: T::READS_DATA,
+    };
+    let program = Program::of::<T>(user.clone());
+    let result = match parse(&user, &words) {
         Ok(Asked::Train(args)) => commands::train::train(&program, &args),
         Ok(Asked::Worker(args)) => commands::rank::worker(&program, &args),
         Err(stop) => return stop.report().into(),

@@ -12,7 +12,8 @@ use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::permutation;
 use paceline_train::config::RandomCrop;
 use paceline_train::data::images::{self, Inspection, Preparation};
-use paceline_train::{Part, TrainTask};
+use paceline_train::model::Net;
+use paceline_train::{Part, Supervised, TrainTask};
 use paceline_usage::memory::peak_resident_bytes;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -30,7 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         seed: 0,
     };
     let dataset = images::load(Path::new(folder), preparation, (0.0, 0), Inspection::None)?;
-    let order = permutation(dataset.train().len(), 0);
+    let task = Supervised::<Net>::on(dataset);
+    let order = permutation(task.len(Part::Train), 0);
     let jobs: Vec<Vec<usize>> = order
         .chunks(batch.parse()?)
         .map(<[usize]>::to_vec)
@@ -40,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..LoaderOptions::default()
     };
     let mut loader = Loader::new(options, jobs.into_iter(), move |job: &Vec<usize>| {
-        dataset.batch(Part::Train, Some(0), job.iter().copied())
+        task.batch(Part::Train, Some(0), job.iter().copied())
     })?;
     loader.next().ok_or("an empty folder")??;
     let (start, mut samples) = (Instant::now(), 0);

@@ -1,23 +1,24 @@
 //! Classification of labelled samples and regression, as a task.
 
+use std::marker::PhantomData;
+
+use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 use paceline_checkpoint::SavedModel;
 use paceline_collective::ProcessGroup;
-use paceline_split::ModelParallel;
 use paceline_usage::figures::thousands;
 use rayon::prelude::*;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::config::TrainConfig;
+use crate::config::{ModelSize, TrainConfig};
 use crate::data::mixup::mix_opposites;
 use crate::data::{self, Dataset, Features, Labels, Schema, Target, Values};
 use crate::error::TrainError;
-use crate::model::{ConvNet, Mlp, Net};
 use crate::regression::{self, Deviations};
 use crate::report::plural;
 use crate::scores::{self, Scores};
-use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask};
+use crate::task::{Compute, EVALUATION_BATCH, Loss, Metric, Part, Sums, TrainTask, type_name};
 use crate::trained::{entry, misfit};
 
 /// Entries of a checkpoint's metadata.
@@ -44,25 +45,105 @@ pub struct Samples {
     mixed: Option<f64>,
 }
 
-impl TrainTask for Dataset {
-    type Model = Net;
+/// A model for labelled samples of any kind that `paceline train` reads.
+///
+/// A program whose `main` is `paceline::trainer::run::<Supervised<MyNet>>()` has the data, the losses and the figures of `paceline train`, with their
+/// options.
+pub trait Network: Module + 'static {
+    /// A network with random weights on `device`, whose generator has the seed of the settings, for samples with these features.
+    /// `outputs` is the number of classes, or 1 for a number to predict.
+    ///
+    /// *Errors*: settings or features that do not fit.
+    fn init(
+        config: &TrainConfig,
+        features: Features,
+        outputs: usize,
+        device: &Device,
+    ) -> Result<Self, TrainError>;
+
+    /// The scores of the classes, before a softmax, or the number, standardised.
+    ///
+    /// *Shape*: `[batch, features.count()]`, images as `[channels, height, width]` each, to `[batch, outputs]`; in the type of the weights.
+    fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2>;
+
+    /// The network in words.
+    fn name(_: &TrainConfig, _: Features) -> String {
+        type_name::<Self>()
+    }
+
+    /// Number of parts that can be on devices of their own, with `--strategy model`.
+    fn parts(_: Features) -> usize {
+        1
+    }
+
+    /// The network with its parts on `devices`, which are at most as many.
+    #[must_use]
+    fn place(self, _devices: &[Device]) -> Self {
+        self
+    }
+
+    /// Which one of the built-in networks it is.
+    #[doc(hidden)]
+    fn size(_: &TrainConfig) -> Option<ModelSize> {
+        None
+    }
+}
+
+/// Labelled samples and a network that learns them: a classification or a regression.
+#[derive(Debug)]
+pub struct Supervised<N> {
+    pub(crate) data: Dataset,
+    network: PhantomData<fn() -> N>,
+}
+
+impl<N: Network> Supervised<N> {
+    /// Of these samples.
+    #[must_use]
+    pub fn on(data: Dataset) -> Self {
+        Self {
+            data,
+            network: PhantomData,
+        }
+    }
+
+    /// What the model says of a batch: scores of the classes, or the standardised number, in f32.
+    ///
+    /// *Shape*: `[samples, outputs]`.
+    fn outputs(&self, model: &N, batch: &Samples, compute: Compute<'_>) -> Tensor<2> {
+        let Compute {
+            device, precision, ..
+        } = compute;
+        let features = self.data.schema.features;
+        let values = TensorData::new(batch.values.clone(), [batch.labels.len(), features.count()]);
+        let input = Tensor::from_data(values, device);
+        precision.logits(model.forward(features, precision.input(input)))
+    }
+}
+
+impl<N: Network> TrainTask for Supervised<N> {
+    type Model = N;
     type Batch = Samples;
 
+    const READS_DATA: bool = true;
+
     fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
-        Ok(data::open(config, config.resume || group.is_some())?)
+        Ok(Self::on(data::open(
+            config,
+            config.resume || group.is_some(),
+        )?))
     }
 
     fn name(&self) -> &str {
-        &self.name
+        &self.data.name
     }
 
     fn description(&self) -> String {
         format!(
             "{}: {} to train on, {} held out, {}",
-            self.name,
-            plural(self.train().len() as u64, "sample"),
-            thousands(self.held_out().len() as u64),
-            match &self.schema.target {
+            self.data.name,
+            plural(self.data.train().len() as u64, "sample"),
+            thousands(self.data.held_out().len() as u64),
+            match &self.data.schema.target {
                 Target::Classes(classes) => plural(classes.len() as u64, "class"),
                 Target::Number { .. } => "a number to predict".to_owned(),
             },
@@ -70,36 +151,36 @@ impl TrainTask for Dataset {
     }
 
     fn warnings(&self) -> Vec<String> {
-        let own = match (&self.schema.target, &self.labels) {
+        let own = match (&self.data.schema.target, &self.data.labels) {
             (Target::Classes(classes), Labels::Classes(labels)) => {
-                self.class_warnings(classes, labels)
+                self.data.class_warnings(classes, labels)
             }
             (_, Labels::Numbers(numbers)) if numbers.iter().all(|other| *other == numbers[0]) => {
                 vec![format!(
                     "every number to predict of {} is the same: there is nothing to learn",
-                    self.name
+                    self.data.name
                 )]
             }
             _ => Vec::new(),
         };
-        own.into_iter().chain(self.warnings.clone()).collect()
+        own.into_iter().chain(self.data.warnings.clone()).collect()
     }
 
     fn len(&self, part: Part) -> usize {
         match part {
-            Part::Train => self.train().len(),
-            Part::HeldOut => self.held_out().len(),
+            Part::Train => self.data.train().len(),
+            Part::HeldOut => self.data.held_out().len(),
         }
     }
 
     fn classes(&self) -> &[String] {
-        self.schema.target.classes()
+        self.data.schema.target.classes()
     }
 
     fn evaluation_batch(&self) -> usize {
-        match &self.values {
+        match &self.data.values {
             Values::Memory(_) | Values::Table(_) | Values::Pixels(_) => EVALUATION_BATCH,
-            Values::Images(_) => evaluation_images(&self.schema.features),
+            Values::Images(_) => evaluation_images(&self.data.schema.features),
         }
     }
 
@@ -110,18 +191,19 @@ impl TrainTask for Dataset {
             hash.update((text.len() as u64).to_le_bytes());
             hash.update(text);
         };
-        self.schema
+        self.data
+            .schema
             .target
             .classes()
             .iter()
             .for_each(|class| add(class));
-        add(&json(&self.schema.columns));
+        add(&json(&self.data.schema.columns));
         // It differs if a value of the training rows of a table does.
-        add(&json(&self.schema.scaling));
-        if let Values::Images(images) = &self.values {
+        add(&json(&self.data.schema.scaling));
+        if let Values::Images(images) = &self.data.values {
             images.names().for_each(add);
         }
-        match &self.labels {
+        match &self.data.labels {
             Labels::Classes(labels) => labels
                 .iter()
                 .for_each(|label| hash.update(label.to_le_bytes())),
@@ -134,60 +216,46 @@ impl TrainTask for Dataset {
 
     /// The schema and the size of the network.
     fn metadata(&self, config: &TrainConfig) -> Vec<(&'static str, String)> {
-        let schema = &self.schema;
+        let schema = &self.data.schema;
         let target = match &schema.target {
             Target::Classes(classes) => (CLASSES_ENTRY, json(classes)),
             number @ Target::Number { .. } => (NUMBER_ENTRY, json(number)),
         };
-        vec![
-            ("data", self.name.clone()),
+        let mut entries = vec![
+            ("data", self.data.name.clone()),
             (FEATURES_ENTRY, json(&schema.features)),
             (COLUMNS_ENTRY, json(&schema.columns)),
             (SCALING_ENTRY, json(&schema.scaling)),
             target,
-            (MODEL_ENTRY, json(&config.model)),
-        ]
+        ];
+        entries.extend(N::size(config).map(|size| (MODEL_ENTRY, json(&size))));
+        entries
     }
 
     fn files(&self) -> Vec<(&'static str, String)> {
-        match &self.values {
+        match &self.data.values {
             Values::Images(images) => images.file().into_iter().collect(),
             Values::Memory(_) | Values::Table(_) | Values::Pixels(_) => Vec::new(),
         }
     }
 
-    fn model(&self, config: &TrainConfig, device: &Device) -> Result<Net, TrainError> {
+    fn model(&self, config: &TrainConfig, device: &Device) -> Result<N, TrainError> {
         let Schema {
             features, target, ..
-        } = &self.schema;
-        config.model.fits(*features).map_err(|why| {
-            TrainError::usage(why, "choose another --model, or images of another size")
-        })?;
-        Ok(Net::new(*features, target.outputs(), config.model, device))
+        } = &self.data.schema;
+        N::init(config, *features, target.outputs(), device)
     }
 
     fn parts(&self) -> usize {
-        match self.schema.features {
-            Features::Image { .. } => ConvNet::LAYERS.len(),
-            Features::Flat { .. } => Mlp::LAYERS.len(),
-        }
+        N::parts(self.data.schema.features)
     }
 
-    fn place(&self, model: Net, devices: &[Device]) -> Net {
-        let layers = model.layers();
-        ModelParallel::place_by(model, |part| {
-            let of = |layer: &&[&str]| part.path.split('.').any(|name| layer.contains(&name));
-            let layer = layers.iter().position(of).unwrap_or(0);
-            devices[layer * devices.len() / layers.len()].clone()
-        })
+    fn place(&self, model: N, devices: &[Device]) -> N {
+        model.place(devices)
     }
 
     fn model_name(&self, config: &TrainConfig) -> String {
-        let name = config.model.name();
-        match config.model.is_of_images() {
-            true => name,
-            false => format!("{name} {}", self.schema.features.network()),
-        }
+        N::name(config, self.data.schema.features)
     }
 
     fn batch(
@@ -197,15 +265,15 @@ impl TrainTask for Dataset {
         indices: impl Iterator<Item = usize>,
     ) -> Result<Samples, TrainError> {
         let subset = match part {
-            Part::Train => self.train(),
-            Part::HeldOut => self.held_out(),
+            Part::Train => self.data.train(),
+            Part::HeldOut => self.data.held_out(),
         };
         let indices: Vec<usize> = indices.collect();
-        let width = self.schema.features.count();
+        let width = self.data.schema.features.count();
         let mut values = vec![0.0; indices.len() * width];
         let read = |(index, values): (&usize, &mut [f32])| subset.read(*index, epoch, values);
-        match (&self.values, epoch) {
-            // Nothing else computes during an evaluation.
+        match (&self.data.values, epoch) {
+            // Nothing else but the batch before computes during an evaluation.
             (Values::Images(_) | Values::Table(_) | Values::Pixels(_), None) => {
                 let samples = indices.par_iter().zip(values.par_chunks_mut(width));
                 samples.map(read).collect::<Result<(), _>>()?;
@@ -215,7 +283,7 @@ impl TrainTask for Dataset {
                 .zip(values.chunks_mut(width))
                 .try_for_each(read)?,
         }
-        let mixup = self.mixup.zip(epoch).zip(indices.first());
+        let mixup = self.data.mixup.zip(epoch).zip(indices.first());
         let mixed = mixup.map(|((mixup, epoch), first)| mixup.share(epoch, *first));
         if let Some(share) = mixed {
             mix_opposites(&mut values, width, share);
@@ -227,16 +295,22 @@ impl TrainTask for Dataset {
         })
     }
 
-    fn loss(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
+    fn loss(&self, model: &N, batch: &Samples, compute: Compute<'_>) -> Result<Loss, TrainError> {
         let outputs = self.outputs(model, batch, compute);
-        Ok(match (&batch.labels, &self.class_weights) {
+        Ok(match (&batch.labels, &self.data.class_weights) {
             (Labels::Classes(labels), None) => match batch.mixed {
-                None => Scores::of(outputs, labels).smoothed_loss(self.label_smoothing),
-                Some(share) => Scores::mixed_loss(outputs, labels, share, self.label_smoothing),
+                None => Scores::of(outputs, labels).smoothed_loss(self.data.label_smoothing),
+                Some(share) => {
+                    Scores::mixed_loss(outputs, labels, share, self.data.label_smoothing)
+                }
             },
             (Labels::Classes(labels), Some(weights)) => {
                 let weight = labels.iter().map(|label| weights[*label as usize]).sum();
-                Scores::of(outputs, labels).weighted_loss(weights, weight, self.label_smoothing)
+                Scores::of(outputs, labels).weighted_loss(
+                    weights,
+                    weight,
+                    self.data.label_smoothing,
+                )
             }
             (Labels::Numbers(numbers), _) => {
                 let count = numbers.len();
@@ -249,7 +323,7 @@ impl TrainTask for Dataset {
 
     fn evaluate(
         &self,
-        model: &Net,
+        model: &N,
         batch: &Samples,
         compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
@@ -269,7 +343,7 @@ impl TrainTask for Dataset {
     }
 
     fn metrics(&self, sums: &Sums) -> Vec<Metric> {
-        match self.schema.target {
+        match self.data.schema.target {
             Target::Classes(_) => vec![scores::accuracy(sums)],
             Target::Number { deviation, .. } => Deviations::of(sums, deviation).metrics(),
         }
@@ -299,19 +373,6 @@ fn json(value: &impl Serialize) -> String {
 }
 
 impl Dataset {
-    /// What the model says of a batch: scores of the classes, or the standardised number, in f32.
-    ///
-    /// *Shape*: `[samples, outputs]`.
-    fn outputs(&self, model: &Net, batch: &Samples, compute: Compute<'_>) -> Tensor<2> {
-        let Compute {
-            device, precision, ..
-        } = compute;
-        let features = self.schema.features;
-        let values = TensorData::new(batch.values.clone(), [batch.labels.len(), features.count()]);
-        let input = Tensor::from_data(values, device);
-        precision.logits(model.forward(features, precision.input(input)))
-    }
-
     fn class_warnings(&self, classes: &[String], labels: &[u32]) -> Vec<String> {
         let samples = self.train().len();
         let label = labels.first();

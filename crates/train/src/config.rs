@@ -35,7 +35,7 @@ pub use kind::Kind;
 pub use layers::{FileText, environment};
 pub use resolve::{Given, Inputs, JobShape, PathKind, ResumeTarget, SavedRun, Surroundings};
 use settings::Settings;
-pub use table::{Fallback, OPTIONS, OptionRow, TrainConfig, option, synonym};
+pub use table::{Fallback, OPTIONS, OptionRow, TrainConfig, UserProgram, option, synonym};
 pub use value::{Setting, Source, Value};
 
 /// The effective settings of a job, each with its source.
@@ -76,8 +76,8 @@ impl Resolved {
 
     /// The user's program whose job it is; `None` for `paceline train`.
     #[must_use]
-    pub fn program(&self) -> Option<&str> {
-        self.settings.program.as_deref()
+    pub fn program(&self) -> Option<&UserProgram> {
+        self.settings.program.as_ref()
     }
 
     /// All settings that the program has, in the order of the help.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use paceline_checkpoint::CheckpointError;
 use paceline_ddp::DdpError;
 use paceline_ddp::device::DeviceError;
+use paceline_ddp::loader::LoaderError;
 use paceline_ddp::sampler::SamplerError;
 use paceline_split::pipeline::PipelineError;
 use paceline_split::tensor::PartsError;
@@ -204,3 +205,11 @@ impl TrainError {
 }
 
 paceline_rendezvous::debug_with_hint!(TrainError);
+
+/// Why samples could not be read ahead.
+pub(crate) fn loader_error(error: LoaderError<TrainError>) -> TrainError {
+    match error {
+        LoaderError::Load { cause, .. } => cause,
+        error => TrainError::Loader(error.to_string()),
+    }
+}

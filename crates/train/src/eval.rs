@@ -1,19 +1,21 @@
 //! A trained model, evaluated on its held-out data or on other data.
 
-use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use paceline_checkpoint::CheckpointError;
 use paceline_ddp::Precision;
 use serde::Serialize;
 
 use crate::classes::{ClassFigures, Confused, confused, figures};
+use crate::classify::{Samples, Supervised};
 use crate::config::{Task, TrainConfig};
 use crate::data::{self, Target};
 use crate::error::TrainError;
-use crate::evaluate::{of_shard, split};
+use crate::evaluate::{of_shards, split};
 use crate::generate::Generator;
 use crate::language::Text;
+use crate::model::Net;
 use crate::predictor::Predictor;
 use crate::regression::Deviations;
 use crate::task::{Compute, Part, Sums, TrainTask};
@@ -73,24 +75,22 @@ fn samples(
     which: Which,
 ) -> Result<Evaluation, TrainError> {
     let model = Predictor::of_run(&config.run_dir, which)?;
-    let task = match path {
+    let data = match path {
         Some(path) => data::open_as(config, path, &model.schema)?,
         None => data::open(config, true)?,
     };
-    if task.schema != model.schema {
+    if data.schema != model.schema {
         return Err(TrainError::usage(
             format!(
                 "{} has other columns, classes or scaling than when the run was trained on it",
-                task.name
+                data.name
             ),
             "name data to evaluate on with --data",
         ));
     }
+    let task = Arc::new(Supervised::<Net>::on(data));
     let compute = Compute::new(&model.device, Precision::F32);
-    let score = |samples: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, None, samples.clone())?;
-        task.evaluate(&model.net, &batch, compute)
-    };
+    let score = |batch: &Samples| task.evaluate(&model.net, batch, compute);
     let mut sums = sums(&task, Part::HeldOut, shards(config, path), score)?;
     let confusion = confused(std::mem::take(&mut sums.confusion));
     let deviations = match model.schema.target {
@@ -100,10 +100,10 @@ fn samples(
     Ok(Evaluation {
         classes: figures(model.schema.target.classes(), &confusion),
         confusion,
-        warnings: task.warnings.clone(),
+        warnings: task.data.warnings.clone(),
         accuracy: deviations.is_none().then(|| sums.mean(0)),
         deviations,
-        ..evaluation(&model.checkpoint, &task.name, &sums)?
+        ..evaluation(&model.checkpoint, task.name(), &sums)?
     })
 }
 
@@ -119,7 +119,7 @@ fn language(
         data: path.map(Path::to_owned).or_else(|| config.data.clone()),
         ..config.clone()
     };
-    let task = Text::open(&config, None)?;
+    let task = Arc::new(Text::open(&config, None)?);
     if !task.fits(&model.config) {
         let path = model.checkpoint;
         let what =
@@ -133,11 +133,7 @@ fn language(
     let mut all = Sums::default();
     let compute = Compute::new(&model.device, Precision::F32);
     for &part in parts {
-        let score = |sequences: &Range<usize>| {
-            let batch = task.batch(part, None, sequences.clone())?;
-            let scores = task.scores(&model.gpt, &batch, compute);
-            scores.sums()
-        };
+        let score = |batch: &_| task.scores(&model.gpt, batch, compute).sums();
         all = all.add(sums(&task, part, shards(&config, path), score)?);
     }
     Ok(Evaluation {
@@ -154,17 +150,16 @@ fn shards(config: &TrainConfig, path: Option<&Path>) -> usize {
 
 /// The sums over a part of the data, in the order of a run with so many shards.
 fn sums<T: TrainTask>(
-    task: &T,
+    task: &Arc<T>,
     part: Part,
     shards: usize,
-    mut score: impl FnMut(&Range<usize>) -> Result<Sums, TrainError>,
+    score: impl FnMut(&T::Batch) -> Result<Sums, TrainError>,
 ) -> Result<Sums, TrainError> {
     if task.len(part) == 0 {
         return Ok(Sums::default());
     }
-    let split = split(task, part, shards)?;
-    let mut shards = split.iter().map(|batches| of_shard(batches, &mut score));
-    shards.try_fold(Sums::default(), |all, shard| Ok(all.add(shard?)))
+    let shards = of_shards(task, part, &split(&**task, part, shards)?, score)?;
+    Ok(shards.into_iter().fold(Sums::default(), Sums::add))
 }
 
 /// What every evaluation has.

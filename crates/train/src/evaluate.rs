@@ -1,13 +1,15 @@
 //! Evaluation on held-out data: every sample exactly once, split over the ranks.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
+use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{EvalOptions, eval_split};
 use paceline_ddp::{Ddp, Precision};
 
-use crate::error::TrainError;
+use crate::error::{TrainError, loader_error};
 use crate::stages::Stages;
 use crate::task::{Compute, Part, Sums, TrainTask};
 
@@ -19,31 +21,28 @@ use crate::task::{Compute, Part, Sums, TrainTask};
 /// *Blocks*: until all ranks have evaluated their part.
 pub(crate) fn evaluate<T: TrainTask>(
     ddp: &mut Ddp,
-    task: &T,
+    task: &Arc<T>,
     net: &T::Model,
     device: &Device,
     precision: Precision,
     stages: Option<&mut (dyn Stages<T> + 'static)>,
     group: &ProcessGroup,
 ) -> Result<Sums, TrainError> {
-    let split = split(task, Part::HeldOut, ddp.shard_count())?;
+    let split = split(&**task, Part::HeldOut, ddp.shard_count())?;
     let device = device.clone().inner();
-    let one_batch = |net: &T::Model, indices: &Range<usize>| {
-        let batch = task.batch(Part::HeldOut, None, indices.clone())?;
-        task.evaluate(net, &batch, Compute::new(&device, precision))
-    };
+    let compute = Compute::new(&device, precision);
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
-        let compute = Compute::new(&device, precision);
         let mine = stages.evaluate(ddp, net, task, shards, compute)?;
         let all = group.all_gather_bytes(&encode(&mine))?.concat();
         return Ok(total(&all));
     }
     let all = ddp.with_recovery(|ddp| {
         let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
-            let shards = split[ddp.shards()].iter();
-            let one_batch = |indices: &Range<usize>| one_batch(net, indices);
-            shards.map(|batches| of_shard(batches, one_batch)).collect()
+            let shards = &split[ddp.shards()];
+            of_shards(task, Part::HeldOut, shards, |batch| {
+                task.evaluate(net, batch, compute)
+            })
         })?;
         let all = ddp.group().all_gather_bytes(&encode(&mine?))?;
         Ok::<_, TrainError>(all.concat())
@@ -64,13 +63,31 @@ pub(crate) fn split<T: TrainTask>(
     })?)
 }
 
-/// The sums over a shard's batches, in order.
-pub(crate) fn of_shard(
-    batches: &[Range<usize>],
-    one_batch: impl FnMut(&Range<usize>) -> Result<Sums, TrainError>,
-) -> Result<Sums, TrainError> {
-    let mut sums = batches.iter().map(one_batch);
-    sums.try_fold(Sums::default(), |all, sums| Ok(all.add(sums?)))
+/// The sums over the batches of each of some shards, in order. While one batch is evaluated, a thread reads the next one.
+pub(crate) fn of_shards<T: TrainTask>(
+    task: &Arc<T>,
+    part: Part,
+    shards: &[Vec<Range<usize>>],
+    mut one_batch: impl FnMut(&T::Batch) -> Result<Sums, TrainError>,
+) -> Result<Vec<Sums>, TrainError> {
+    let numbered = shards.iter().enumerate();
+    let jobs =
+        numbered.flat_map(|(shard, batches)| batches.iter().map(move |b| (shard, b.clone())));
+    let jobs: Vec<(usize, Range<usize>)> = jobs.collect();
+    let options = LoaderOptions {
+        workers: usize::from(jobs.len() > 1),
+        ..LoaderOptions::default()
+    };
+    let task = task.clone();
+    let load = move |(_, samples): &(usize, Range<usize>)| task.batch(part, None, samples.clone());
+    let loader = Loader::new(options, jobs.into_iter(), load).map_err(loader_error)?;
+    let mut sums = vec![Sums::default(); shards.len()];
+    for loaded in loader {
+        let ((shard, _), batch) = loaded.map_err(loader_error)?;
+        let so_far = std::mem::take(&mut sums[shard]);
+        sums[shard] = so_far.add(one_batch(&batch)?);
+    }
+    Ok(sums)
 }
 
 /// The sums of all ranks' shards, which are in the order of ranks.

@@ -1,9 +1,10 @@
 //! Everything that can be known of a job before it begins.
 
+use crate::classify::Supervised;
 use crate::config::{Strategy, Task, TrainConfig};
-use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
+use crate::model::Net;
 use crate::records::{HELD_OUT_LOSS, HeldOut};
 use crate::report::plural;
 use crate::setup::sharded_batches;
@@ -24,7 +25,9 @@ pub struct Foreseen {
 /// *Errors*: data that cannot be used, or does not fit the batch and shards.
 pub fn foresee(config: &TrainConfig) -> Result<Foreseen, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv | Task::Images => foresee_task::<Dataset>(config),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            foresee_task::<Supervised<Net>>(config)
+        }
         Task::Lm => foresee_task::<Text>(config),
     }
 }

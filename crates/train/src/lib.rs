@@ -48,6 +48,7 @@ mod trained;
 mod trainer;
 
 pub use classes::{ClassFigures, Confused, class_table, most_confused, printable};
+pub use classify::{Network, Supervised};
 pub use console::{COLUMNS_VARIABLE, Output};
 pub use cuts::{Cuts, InputOf, OutputOf, Parts, SequentialTask};
 pub use error::{FailureClass, TrainError};

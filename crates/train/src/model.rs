@@ -11,9 +11,12 @@ use paceline_ddp::in_f32;
 use paceline_nn::resnet::{Basic, Bottleneck, ResNet};
 use paceline_nn::vit::{Vit, VitConfig};
 use paceline_nn::{batch_norm_relu, conv2d, linear, relu, to_device};
+use paceline_split::ModelParallel;
 
-use crate::config::ModelSize;
+use crate::classify::Network;
+use crate::config::{ModelSize, TrainConfig};
 use crate::data::Features;
+use crate::error::TrainError;
 
 /// Side of the classifier's input feature map, for images of any size.
 pub(crate) const POOLED_SIDE: usize = 4;
@@ -110,6 +113,52 @@ impl Net {
             Self::Vit(net) => net.forward(images()),
             Self::Mlp(net) => net.forward(input),
         }
+    }
+}
+
+impl Network for Net {
+    fn init(
+        config: &TrainConfig,
+        features: Features,
+        outputs: usize,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        config.model.fits(features).map_err(|why| {
+            TrainError::usage(why, "choose another --model, or images of another size")
+        })?;
+        Ok(Self::new(features, outputs, config.model, device))
+    }
+
+    fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
+        Self::forward(self, features, input)
+    }
+
+    fn name(config: &TrainConfig, features: Features) -> String {
+        let name = config.model.name();
+        match config.model.is_of_images() {
+            true => name,
+            false => format!("{name} {}", features.network()),
+        }
+    }
+
+    fn parts(features: Features) -> usize {
+        match features {
+            Features::Image { .. } => ConvNet::LAYERS.len(),
+            Features::Flat { .. } => Mlp::LAYERS.len(),
+        }
+    }
+
+    fn place(self, devices: &[Device]) -> Self {
+        let layers = self.layers();
+        ModelParallel::place_by(self, |part| {
+            let of = |layer: &&[&str]| part.path.split('.').any(|name| layer.contains(&name));
+            let layer = layers.iter().position(of).unwrap_or(0);
+            devices[layer * devices.len() / layers.len()].clone()
+        })
+    }
+
+    fn size(config: &TrainConfig) -> Option<ModelSize> {
+        Some(config.model)
     }
 }
 

@@ -12,12 +12,13 @@ use paceline_split::tensor::ParallelGpt;
 use paceline_usage::memory::{peak_resident_bytes, resident_file_bytes};
 use serde::{Deserialize, Serialize};
 
+use crate::classify::Supervised;
 use crate::config::{Task, TrainConfig, Zero};
 use crate::cuts::Cuts;
-use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
 use crate::layout::Layout;
+use crate::model::Net;
 use crate::optimizer::Optimizer;
 use crate::plan::{Depth, Link, Shape};
 use crate::setup::{ddp_options, open_devices};
@@ -96,7 +97,7 @@ impl Rehearsal {
 pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Probe, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
-            measure::<Dataset>(config, group, dry)
+            measure::<Supervised<Net>>(config, group, dry)
         }
         Task::Lm if dry.tp > 1 => measure::<Text<ParallelGpt>>(config, group, dry),
         Task::Lm => measure::<Text>(config, group, dry),
@@ -109,7 +110,7 @@ pub fn probe(config: &TrainConfig, group: &ProcessGroup, dry: Dry) -> Result<Pro
 pub fn rehearse(config: &TrainConfig, group: &ProcessGroup) -> Result<Rehearsal, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
-            whole_steps::<Dataset>(config, group)
+            whole_steps::<Supervised<Net>>(config, group)
         }
         Task::Lm if config.tp.is_some() => whole_steps::<Text<ParallelGpt>>(config, group),
         Task::Lm => whole_steps::<Text>(config, group),

@@ -9,11 +9,12 @@ use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_ddp::{DdpOptions, ShardStep, weights};
 use serde::Serialize;
 
+use crate::classify::Supervised;
 use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig, Zero};
-use crate::data::Dataset;
 use crate::error::TrainError;
 use crate::language::Text;
 use crate::layout::Layout;
+use crate::model::Net;
 use crate::optimizer::Optimizer;
 use crate::run_dir;
 use crate::schedule::Schedule;
@@ -62,7 +63,9 @@ pub fn replay(config: &TrainConfig, replay: Replay) -> Result<Replayed, TrainErr
         ..config.clone()
     };
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv | Task::Images => run::<Dataset>(config, replay),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            run::<Supervised<Net>>(config, replay)
+        }
         Task::Lm => run::<Text>(config, replay),
     }
 }

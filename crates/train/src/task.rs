@@ -285,6 +285,10 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
     /// What a sample is called in reports: `sample`, `sequence`.
     const SAMPLE: &'static str = "sample";
 
+    /// Whether a program with this task has the options of `paceline train` for data and its losses.
+    #[doc(hidden)]
+    const READS_DATA: bool = false;
+
     /// Loads the data as one rank of `group`. Before ranks start, `group` is `None`.
     ///
     /// *Errors*: data that cannot be used. The first call ends the job before any rank starts.
@@ -347,8 +351,7 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
 
     /// The model in words.
     fn model_name(&self, _: &TrainConfig) -> String {
-        let name = std::any::type_name::<Self::Model>();
-        name.rsplit("::").next().unwrap_or(name).to_lowercase()
+        type_name::<Self::Model>()
     }
 
     /// Number of the model's parts that can be on devices of their own, with `--strategy model`.
@@ -428,6 +431,12 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
     fn metrics(&self, _: &Sums) -> Vec<Metric> {
         Vec::new()
     }
+}
+
+/// The name of a type without its path, in small letters.
+pub(crate) fn type_name<T>() -> String {
+    let name = std::any::type_name::<T>();
+    name.rsplit("::").next().unwrap_or(name).to_lowercase()
 }
 
 #[cfg(test)]

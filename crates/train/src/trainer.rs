@@ -15,7 +15,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use paceline_checkpoint::{Checkpoint, CheckpointError, Checkpoints, Origin, Saved};
 use paceline_collective::ProcessGroup;
-use paceline_ddp::loader::{Loader, LoaderError, LoaderOptions};
+use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, odd_ranks};
 use paceline_rendezvous::env::Timeout;
@@ -28,12 +28,13 @@ use paceline_usage::spans::{Kind, is_kept};
 use serde::{Deserialize, Serialize};
 
 use crate::classes::{confused, figures};
+use crate::classify::Supervised;
 use crate::config::{NonFinite, Recovery, Strategy, Task, TrainConfig};
 use crate::console::{At, Console, Output};
-use crate::data::Dataset;
-use crate::error::TrainError;
+use crate::error::{TrainError, loader_error};
 use crate::language::Text;
 use crate::layout::Layout;
+use crate::model::Net;
 use crate::observe::{Observer, all_gather};
 use crate::optimizer::Optimizer;
 use crate::records::{Figures, StartRecord, StepRecord, StoppedRecord};
@@ -72,7 +73,7 @@ pub enum End {
 pub fn train(config: &TrainConfig, group: ProcessGroup, output: Output) -> Result<End, TrainError> {
     match config.task {
         Task::Digits | Task::Idx | Task::Csv | Task::Images => {
-            train_task::<Dataset>(config, group, output)
+            train_task::<Supervised<Net>>(config, group, output)
         }
         Task::Lm if config.tp.is_some() => train_task::<Text<ParallelGpt>>(config, group, output),
         Task::Lm => train_task::<Text>(config, group, output),
@@ -166,13 +167,6 @@ struct Progress {
 }
 
 type RankLoader<B> = Loader<StepPlan, RankBatch<B>, TrainError>;
-
-fn loader_error(error: LoaderError<TrainError>) -> TrainError {
-    match error {
-        LoaderError::Load { cause, .. } => cause,
-        error => TrainError::Loader(error.to_string()),
-    }
-}
 
 struct Trainer<'a, T: TrainTask> {
     config: &'a TrainConfig,

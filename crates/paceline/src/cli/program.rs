@@ -1,12 +1,12 @@
-//! The command line of a user's program with a task of its own: the options of `paceline train`, without those of built-in data and
-//! models.
+//! The command line of a user's program with a task of its own: the options of `paceline train`, without those of built-in models, and of
+//! built-in data unless it trains on them.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, value_parser};
 use paceline_cli::Stop;
-use paceline_train::config::{OPTIONS, OptionRow, synonym};
+use paceline_train::config::{OPTIONS, OptionRow, UserProgram, synonym};
 
 use super::{TrainArgs, WorkerArgs, read_worker, train, worker_command};
 
@@ -18,12 +18,12 @@ pub(crate) enum Asked {
     Worker(WorkerArgs),
 }
 
-/// Reads the command line of a program of this name, its own word first.
+/// Reads the command line of a program, its own word first.
 ///
 /// *Errors*: help to print, or the usage error.
-pub(crate) fn parse(name: &str, words: &[OsString]) -> Result<Asked, Stop> {
+pub(crate) fn parse(user: &UserProgram, words: &[OsString]) -> Result<Asked, Stop> {
     let stop = |error| {
-        let tip = tip(&error);
+        let tip = tip(user, &error);
         Stop::new(error, tip)
     };
     if words.get(1).is_some_and(|word| word == "worker") {
@@ -31,7 +31,7 @@ pub(crate) fn parse(name: &str, words: &[OsString]) -> Result<Asked, Stop> {
         let matches = command.try_get_matches_from(&words[2..]).map_err(stop)?;
         return Ok(Asked::Worker(read_worker(&matches)));
     }
-    let matches = command(name).try_get_matches_from(words).map_err(stop)?;
+    let matches = command(user).try_get_matches_from(words).map_err(stop)?;
     let rest = matches.get_many("args").into_iter().flatten().cloned();
     Ok(Asked::Train(TrainArgs {
         rest: rest.collect(),
@@ -39,8 +39,9 @@ pub(crate) fn parse(name: &str, words: &[OsString]) -> Result<Asked, Stop> {
     }))
 }
 
-fn command(name: &str) -> clap::Command {
-    clap::Command::new(name.to_owned())
+fn command(user: &UserProgram) -> clap::Command {
+    let name = &user.name;
+    clap::Command::new(name.clone())
         .about("Train, data-parallel on this machine or as a rank of a job")
         .after_help(format!(
             "Settings can also be keys in the file of --config, as in `global_batch = 64`, or\n\
@@ -48,7 +49,7 @@ fn command(name: &str) -> clap::Command {
              and a variable over the file. `paceline run {name} ...` starts it on several nodes."
         ))
         .args(train::general())
-        .args(OptionRow::all_of(Some(name)).map(flag))
+        .args(OptionRow::all_of(Some(user)).map(flag))
         .arg(rest())
 }
 
@@ -74,16 +75,20 @@ fn rest() -> Arg {
         .help("Arguments of the program's own")
 }
 
-fn tip(error: &clap::Error) -> Option<String> {
+fn tip(user: &UserProgram, error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
     let long = argument.strip_prefix("--")?;
-    let is_built_in = |row: &'static OptionRow| row.built_in;
+    let is_built_in = |row: &'static OptionRow| !row.is_of(Some(user));
+    let what = match user.reads_data {
+        true => "models",
+        false => "data and models",
+    };
     let row = OPTIONS.iter().find(|row| row.flag() == *argument);
     match error.kind() {
         ErrorKind::UnknownArgument if row.or(synonym(long)).is_some_and(is_built_in) => Some(
-            format!("'{argument}' is an option of `paceline train` for built-in data and models"),
+            format!("'{argument}' is an option of `paceline train` for built-in {what}"),
         ),
         ErrorKind::UnknownArgument => super::tip::of_option(long),
         _ => None,
@@ -94,14 +99,42 @@ fn tip(error: &clap::Error) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn parsed(line: &str) -> Result<Asked, Stop> {
+    fn mine(reads_data: bool) -> UserProgram {
+        UserProgram {
+            name: "mine".into(),
+            reads_data,
+        }
+    }
+
+    fn parsed_by(user: &UserProgram, line: &str) -> Result<Asked, Stop> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        parse("mine", &words)
+        parse(user, &words)
+    }
+
+    fn parsed(line: &str) -> Result<Asked, Stop> {
+        parsed_by(&mine(false), line)
+    }
+
+    #[test]
+    fn a_program_that_reads_data_has_its_options_too() {
+        let user = mine(true);
+        command(&user).debug_assert();
+        let asked = parsed_by(&user, "mine --data pets --mixup 0.2 --hflip 0").expect("right");
+        let settings = [("data", "pets"), ("mixup", "0.2"), ("hflip", "0")];
+        let settings = settings.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let Asked::Train(args) = asked else {
+            panic!("{asked:?}");
+        };
+        assert!(settings.iter().all(|one| args.settings.contains(one)));
+        for line in ["mine --model tiny", "mine --heads 2"] {
+            let refused = parsed_by(&user, line).expect_err(line).0.to_string();
+            assert!(refused.contains("for built-in models"), "{refused}");
+        }
     }
 
     #[test]
     fn a_program_has_the_options_of_a_training_but_not_those_of_built_in_data() {
-        command("mine").debug_assert();
+        command(&mine(false)).debug_assert();
         let train = Asked::Train(TrainArgs {
             settings: vec![("epochs".into(), "3".into())],
             rest: vec!["--noise".into(), "0.1".into()],

@@ -64,6 +64,53 @@ fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_bu
 }
 
 #[test]
+fn a_network_of_ones_own_has_the_data_and_the_losses_of_paceline_train() {
+    let folder = tempdir().expect("a folder");
+    let (folder, program) = (folder.path(), example("network"));
+    let run = |line: &str| {
+        let words = line.split_whitespace();
+        Running::start(command(folder, &program, words)).ended(LIMIT)
+    };
+    let all = "--epochs 2 --shards 2 --mixup 0.2 --label-smoothing 0.1 --run-dir";
+    let one = run(&format!("{all} one --nproc-per-node 1"));
+    let two = run(&format!("{all} two --nproc-per-node 2"));
+    assert_eq!(one.is_well().hash(), two.is_well().hash());
+    assert!(
+        one.out.contains("residual: 13,130 parameters"),
+        "{}",
+        one.out
+    );
+    assert!(one.out.contains("confused most often"), "{}", one.out);
+    let plain = run("--epochs 2 --shards 2 --run-dir plain --nproc-per-node 1");
+    assert_ne!(plain.is_well().hash(), one.hash());
+
+    // A table of a line: the number is the double of the first column.
+    let rows = (0..200).map(|row| {
+        let a = row * 37 % 200;
+        format!("{a},{},{}\n", row % 7, 2 * a)
+    });
+    let table = std::iter::once("a,b,label\n".to_owned()).chain(rows);
+    fs::write(folder.join("line.csv"), table.collect::<String>()).expect("a table");
+    let line = "--data line.csv --objective regression --epochs 30 --run-dir";
+    let line = run(&format!("{line} line --nproc-per-node 1"));
+    line.is_well();
+    let last = metrics(&folder.join("line"))
+        .iter()
+        .rev()
+        .find_map(|record| record["r2"].as_f64());
+    assert!(last.is_some_and(|r2| r2 > 0.9), "{last:?}");
+
+    let resumed = run("--resume one --nproc-per-node 1 --mixup 0.3");
+    let why = "cannot resume one with other settings";
+    assert!(resumed.err.contains(why), "{}", resumed.err);
+    let text = run("--task lm --data line.csv");
+    let why = "the model of network is of labelled samples";
+    assert!(text.err.contains(why), "{}", text.err);
+    let large = run("--model resnet18");
+    assert!(large.err.contains("for built-in models"), "{}", large.err);
+}
+
+#[test]
 fn ranks_share_the_blocks_of_a_model_of_ones_own_with_the_bits_of_one_rank() {
     let folder = tempdir().expect("a folder");
     let folder = folder.path();

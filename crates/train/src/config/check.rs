@@ -102,8 +102,18 @@ fn check_tracking(settings: &Settings) -> Result<(), ConfigError> {
 fn check_model(settings: &Settings) -> Result<(), ConfigError> {
     let cite = |key| settings.need(key).cite();
     let is_lm = settings.word("task") == Some("lm");
-    if settings.program.is_some() {
-        return Ok(());
+    if let Some(program) = &settings.program {
+        return match is_lm {
+            true => Err(ConfigError::new(
+                format!(
+                    "`task` is {}, but the model of {} is of labelled samples",
+                    cite("task"),
+                    program.name
+                ),
+                "choose --task digits, idx, csv or images",
+            )),
+            false => Ok(()),
+        };
     }
     let misfit = |key, has: &str, hint| {
         let (value, task) = (cite(key), cite("task"));

@@ -51,11 +51,18 @@ pub(super) fn task(
     Ok(())
 }
 
-/// Sets what stands for the task and the model of a user's program, where nothing reads them: they have a value in every job.
+/// Sets what stands for the model of a user's program, and for its task if it has data of its own, where nothing reads them: they have a
+/// value in every job.
 pub(super) fn of_program(settings: &mut Settings) {
-    settings.set_default("task", "digits", None);
+    let Some(program) = &settings.program else {
+        return;
+    };
+    let reads_data = program.reads_data;
     settings.set_default("model", "small", None);
-    settings.set_default("random_crop", "none", None);
+    if !reads_data {
+        settings.set_default("task", "digits", None);
+        settings.set_default("random_crop", "none", None);
+    }
 }
 
 /// Sets the settings whose default depends on the task.
@@ -170,7 +177,7 @@ pub(super) fn numbers_and_names(
         settings.choose("dp", replicas, "auto: as many as the ranks make");
     }
     let (name, note) = match &settings.program {
-        Some(program) => (&**program, "program and start, UTC"),
+        Some(program) => (&*program.name, "program and start, UTC"),
         None => {
             let task = settings.word("task").unwrap_or_default();
             (task, "task and start, UTC")

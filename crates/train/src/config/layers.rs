@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 use super::error::{ConfigError, about};
 use super::kind::Written;
 use super::settings::Settings;
-use super::table::{OptionRow, VARIABLE_PREFIX, option, synonym};
+use super::table::{Of, OptionRow, UserProgram, VARIABLE_PREFIX, option, synonym};
 use super::value::{Setting, Source};
 
 /// A settings file's text.
@@ -53,14 +53,14 @@ pub fn environment(
 /// The key of the program in a run's saved settings.
 pub(super) const PROGRAM: &str = "program";
 
-fn is_setting(name: &str, program: Option<&str>) -> bool {
+fn is_setting(name: &str, program: Option<&UserProgram>) -> bool {
     OptionRow::all_of(program).any(|row| row.variable() == name)
 }
 
 /// The variables of ranks and tools that are not settings, for `--explain`.
 pub(super) fn of_contract(
     variables: &[(String, String)],
-    program: Option<&str>,
+    program: Option<&UserProgram>,
 ) -> Vec<env::Listed> {
     let get = |name: &str| {
         let found = variables.iter().find(|(key, _)| key == name);
@@ -78,7 +78,7 @@ fn lossy(text: OsString) -> String {
 /// Settings from flags, given by key.
 pub(super) fn from_flags(
     flags: &[(String, String)],
-    program: Option<&str>,
+    program: Option<&UserProgram>,
 ) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
     for (key, text) in flags {
@@ -93,7 +93,7 @@ pub(super) fn from_flags(
 /// Settings from the environment; an empty variable counts as not set, as usual.
 pub(super) fn from_environment(
     variables: &[(String, String)],
-    program: Option<&str>,
+    program: Option<&UserProgram>,
 ) -> Result<Settings, ConfigError> {
     let mut settings = Settings::default();
     for row in OptionRow::all_of(program) {
@@ -109,13 +109,22 @@ pub(super) fn from_environment(
 }
 
 /// Refuses a setting that the program does not have.
-fn require_own(row: &OptionRow, program: Option<&str>, source: &Source) -> Result<(), ConfigError> {
+fn require_own(
+    row: &OptionRow,
+    program: Option<&UserProgram>,
+    source: &Source,
+) -> Result<(), ConfigError> {
     match program.filter(|_| !row.is_of(program)) {
         None => Ok(()),
         Some(program) => Err(ConfigError::new(
             format!(
-                "`{}` ({source}) is a setting of `paceline train`, and {program} has data and a model of its own",
-                row.key
+                "`{}` ({source}) is a setting of `paceline train`, and {} has {} of its own",
+                row.key,
+                program.name,
+                match row.of {
+                    Of::Data => "data and a model",
+                    _ => "a model",
+                },
             ),
             "remove it",
         )),
@@ -134,7 +143,7 @@ fn read_bare(row: &'static OptionRow, text: &str, source: Source) -> Result<Sett
 /// Unlike in a file, this is not an error: a site may have its own variables with our prefix.
 pub(super) fn unused_variables(
     variables: &[(String, String)],
-    program: Option<&str>,
+    program: Option<&UserProgram>,
 ) -> Vec<String> {
     let known = |name: &str| env::is_known(name) || is_setting(name, program);
     let warning = |name: &str| {
@@ -175,7 +184,7 @@ pub(super) enum FileOf {
 pub(super) fn from_file(
     file: &FileText,
     of: FileOf,
-    program: Option<&str>,
+    program: Option<&UserProgram>,
 ) -> Result<Settings, ConfigError> {
     let table = DeTable::parse(&file.text).map_err(|error| not_toml(file, &error))?;
     // In file order, so that the first mistake is the one reported.
@@ -189,7 +198,10 @@ pub(super) fn from_file(
         };
         let name = key.get_ref().as_ref();
         if let (FileOf::Run, PROGRAM, DeValue::String(program)) = (of, name, value.get_ref()) {
-            settings.program = Some(program.clone().into_owned());
+            settings.program = Some(UserProgram {
+                name: program.clone().into_owned(),
+                reads_data: table.get_ref().contains_key("task"),
+            });
             continue;
         }
         let row = option(name).ok_or_else(|| match value.get_ref() {

@@ -54,8 +54,8 @@ impl Resolved {
         });
         let heading = "# The settings of a training job, each with its source.\n".to_owned();
         let program = self.settings.program.as_ref();
-        let program = program.map(|name| {
-            let name = toml::Value::String(name.clone());
+        let program = program.map(|program| {
+            let name = toml::Value::String(program.name.clone());
             format!("{PROGRAM} = {name} # the program that trains\n")
         });
         std::iter::once(heading)

@@ -7,6 +7,7 @@ use paceline_ddp::device::{self, DeviceError, DeviceKind, Survey};
 use paceline_rendezvous::env::{Listed, Timeout};
 use serde::{Deserialize, Serialize};
 
+use super::UserProgram;
 use super::advice::advice;
 use super::check::{check, unused_settings};
 use super::derive;
@@ -29,8 +30,8 @@ pub struct Inputs {
     pub environment: Vec<(String, String)>,
     /// The file of settings.
     pub file: Option<FileText>,
-    /// The name of a user's program with a task of its own; `None` for `paceline train`.
-    pub program: Option<String>,
+    /// The user's program with a task of its own; `None` for `paceline train`.
+    pub program: Option<UserProgram>,
 }
 
 /// Other inputs for resolving settings.
@@ -144,7 +145,7 @@ impl Given {
     ///
     /// *Errors*: a file that is not TOML, a setting that does not exist, an invalid value.
     pub fn read(inputs: &Inputs) -> Result<Self, ConfigError> {
-        let program = inputs.program.as_deref();
+        let program = inputs.program.as_ref();
         let mut settings = match &inputs.file {
             Some(file) => layers::from_file(file, FileOf::User, program)?,
             None => Settings::default(),
@@ -259,10 +260,8 @@ impl Given {
         if settings.word("resume").is_some() {
             settings.choose("resume", Value::Switch(false), "auto: no checkpoint yet");
         }
-        match settings.program {
-            Some(_) => derive::of_program(&mut settings),
-            None => derive::task(&mut settings, surroundings.path_kind)?,
-        }
+        derive::of_program(&mut settings);
+        derive::task(&mut settings, surroundings.path_kind)?;
         derive::of_task(&mut settings);
         derive::of_optimizer(&mut settings);
         derive::device(&mut settings, surroundings);
@@ -297,7 +296,10 @@ impl Given {
     fn over_saved(&mut self, run: &SavedRun) -> Result<(Settings, Option<Setting>), ConfigError> {
         let mut saved = read_saved(&run.settings)?;
         if saved.program != self.settings.program {
-            let name = |program| Option::as_deref(program).unwrap_or("paceline train");
+            let name = |program: &Option<UserProgram>| match program {
+                Some(program) => program.name.clone(),
+                None => "paceline train".to_owned(),
+            };
             let (own, other) = (name(&self.settings.program), name(&saved.program));
             let run = run.folder.display();
             return Err(ConfigError::new(
@@ -362,9 +364,7 @@ impl Given {
 pub(super) fn read_saved(file: &FileText) -> Result<Settings, ConfigError> {
     let mut settings = Settings::defaults();
     settings.overlay(layers::from_file(file, FileOf::Run, None)?);
-    if settings.program.is_some() {
-        derive::of_program(&mut settings);
-    }
+    derive::of_program(&mut settings);
     // The run is from a version without image folders.
     settings.set_default("random_crop", "none", None);
     // The run is from a version without this setting.

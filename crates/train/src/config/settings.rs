@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::kind::Written;
-use super::table::{Fallback, NONE, OPTIONS, OptionRow};
+use super::table::{Fallback, NONE, OPTIONS, OptionRow, UserProgram};
 use super::value::{Setting, Source, Value};
 
 /// Settings by key; a layer has only some of the table's keys, a resolved job all of them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Settings {
     /// The user's program that has them; `None` for `paceline train`.
-    pub(super) program: Option<String>,
+    pub(super) program: Option<UserProgram>,
     by_key: BTreeMap<&'static str, Setting>,
 }
 
@@ -49,7 +49,7 @@ impl Settings {
 
     /// Those that the program has.
     pub(super) fn shown(&self) -> impl Iterator<Item = (&'static OptionRow, &Setting)> {
-        let program = self.program.as_deref();
+        let program = self.program.as_ref();
         self.iter().filter(move |(row, _)| row.is_of(program))
     }
 

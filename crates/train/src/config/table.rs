@@ -38,12 +38,32 @@ pub struct OptionRow {
     pub(super) fixed: Option<&'static str>,
     /// What the setting has no effect without.
     pub(super) needs: Option<Need>,
-    /// Whether it is one of the data and models of `paceline train`, which a program with a task of its own does not have.
-    pub built_in: bool,
+    /// The programs that have it.
+    pub(super) of: Of,
     /// A second name of its flag.
     pub alias: Option<&'static str>,
     /// Other tools' names, which edit distance would not find.
     pub(super) synonyms: &'static [&'static str],
+}
+
+/// The programs that have a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// All.
+    Every,
+    /// Those that train on labelled samples of the kinds that `paceline train` reads.
+    Data,
+    /// `paceline train` alone: one of its models.
+    BuiltIn,
+}
+
+/// A user's program with a task of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UserProgram {
+    /// Its name.
+    pub name: String,
+    /// Whether it trains on labelled samples of the kinds that `paceline train` reads.
+    pub reads_data: bool,
 }
 
 /// The value of a setting that is not set.
@@ -90,15 +110,19 @@ pub(super) enum Need {
 }
 
 impl OptionRow {
-    /// Those that a program has: that of a user, by name, or `paceline train`.
-    pub fn all_of(program: Option<&str>) -> impl Iterator<Item = &'static Self> {
+    /// Those that a program has: that of a user, or `paceline train`.
+    pub fn all_of(program: Option<&UserProgram>) -> impl Iterator<Item = &'static Self> {
         OPTIONS.iter().filter(move |row| row.is_of(program))
     }
 
     /// Whether a program has it.
     #[must_use]
-    pub fn is_of(&self, program: Option<&str>) -> bool {
-        program.is_none() || !self.built_in
+    pub fn is_of(&self, program: Option<&UserProgram>) -> bool {
+        program.is_none_or(|program| match self.of {
+            Of::Every => true,
+            Of::Data => program.reads_data,
+            Of::BuiltIn => false,
+        })
     }
 
     /// The flag, with its dashes: `--global-batch`.
@@ -172,7 +196,7 @@ const fn row(group: &'static str, kind: Kind, help: &'static str) -> OptionRow {
         must_agree: true,
         fixed: None,
         needs: None,
-        built_in: false,
+        of: Of::Every,
         alias: None,
         synonyms: &[],
     }
@@ -210,8 +234,13 @@ impl OptionRow {
         self
     }
 
+    const fn of_data(mut self) -> Self {
+        self.of = Of::Data;
+        self
+    }
+
     const fn built_in(mut self) -> Self {
-        self.built_in = true;
+        self.of = Of::BuiltIn;
         self
     }
 
@@ -246,50 +275,50 @@ macro_rules! settings {
 settings! {
     task: Task = row(TASK, Kind::Word(&["digits", "idx", "csv", "images", "lm"]),
         "Task: built-in digits, an MNIST-format IDX folder, a table as CSV, JSON lines or Parquet, a folder of images for each class, or a language model")
-        .derived("digits, or guessed from --data").fixed(SAMPLES).built_in();
+        .derived("digits, or guessed from --data").fixed(SAMPLES).of_data();
     data: Option<PathBuf> = row(TASK, Kind::Path,
         "Training data: an IDX folder, a table (.csv, .tsv, .jsonl, .ndjson, .parquet), an image folder, or a text file or folder")
         .local().fixed(SAMPLES)
-        .also(&["dataset"]).built_in();
+        .also(&["dataset"]).of_data();
     held_out: f64 = row(TASK, Kind::Number { min: 0.0, max: 0.99 },
         "Share of the samples that are evaluated and not trained on, for data without a split of its own; the same ones with every --seed, see --split-seed")
-        .or("0.2").fixed(SAMPLES).needs(Need::Split).built_in()
+        .or("0.2").fixed(SAMPLES).needs(Need::Split).of_data()
         .also(&["test_size", "val_split", "validation_split", "train_test_split"]);
     split_seed: u64 = row(TASK, Kind::Count { min: 0, max: i64::MAX as u64 },
         "Which samples --held-out takes: another seed takes others")
-        .or("0").fixed(SAMPLES).needs(Need::Split).built_in()
+        .or("0").fixed(SAMPLES).needs(Need::Split).of_data()
         .also(&["random_state", "split_random_state"]);
     bad_samples: BadSamples = row(TASK, Kind::Word(&["stop", "skip"]),
         "Lines and image files that cannot be used: stop names the first one, skip leaves them out and counts them")
-        .or("stop").fixed(SAMPLES).needs(Need::Each).built_in()
+        .or("stop").fixed(SAMPLES).needs(Need::Each).of_data()
         .also(&["on_bad_lines", "error_bad_lines"]);
     label_column: Option<String> = row(TABLES, Kind::Text,
         "Column with the class, or with the number to predict")
-        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).built_in()
+        .unset("the column named label").fixed(SAMPLES).needs(Need::Columns).of_data()
         .also(&["target", "target_column"]);
     objective: Objective = row(TABLES, Kind::Word(&["classification", "regression"]),
         "What the label is: a class, or a number to predict with the least mean squared error")
-        .or("classification").fixed(WEIGHTS).needs(Need::Columns).built_in();
+        .or("classification").fixed(WEIGHTS).needs(Need::Columns).of_data();
     test_data: Option<PathBuf> = row(TABLES, Kind::Path,
         "Another table with the same columns to evaluate on; all of --data is then trained on")
-        .local().fixed(SAMPLES).needs(Need::Columns).built_in()
+        .local().fixed(SAMPLES).needs(Need::Columns).of_data()
         .also(&["val_data", "eval_data", "validation_file", "test_file"]);
     drop_columns: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "Columns that are no features, with commas between: id,name")
-        .fixed(SAMPLES).needs(Need::Columns).built_in()
+        .fixed(SAMPLES).needs(Need::Columns).of_data()
         .also(&["ignore_columns", "exclude_columns"]);
     categorical: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "Columns whose numbers are categories, as words are, with commas between: zip,class")
-        .fixed(SAMPLES).needs(Need::Columns).built_in()
+        .fixed(SAMPLES).needs(Need::Columns).of_data()
         .also(&["categorical_features", "categorical_feature", "cat_features"]);
     separator: Option<String> = row(TABLES, Kind::Optional(&Kind::Text),
         "What separates cells: comma, semicolon, tab, pipe, space, or another character")
-        .unset("told from the first line").fixed(SAMPLES).needs(Need::Rows).built_in()
+        .unset("told from the first line").fixed(SAMPLES).needs(Need::Rows).of_data()
         .also(&["sep", "delimiter"]);
     missing_values: MissingValues = row(TABLES, Kind::Word(&["error", "fill"]),
         "Features without a value, such as empty cells and NA: error refuses them; fill takes a column's mean over the training rows, and makes \
          missing words a category")
-        .or("error").fixed(SAMPLES).needs(Need::Columns).built_in();
+        .or("error").fixed(SAMPLES).needs(Need::Columns).of_data();
     model: ModelSize = row(LEARNING, Kind::Word(&["tiny", "small", "base", "resnet20", "resnet18", "resnet50", "vit-tiny", "gpt-1m", "gpt-10m", "gpt-124m"]),
         "Size of the network: tiny, small, base; a residual network or a Vision Transformer for images; a GPT with about this many parameters for lm")
         .derived("small; resnet20 for image folders, resnet18 from --image-size 64 on; gpt-1m for lm").fixed(WEIGHTS).built_in();
@@ -343,10 +372,10 @@ settings! {
         .derived("0.01, or 0 with sgd").fixed(OPTIMIZER);
     label_smoothing: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 0.99 },
         "Share of each label that is spread over all classes in the training loss of a classification")
-        .or("0").fixed(LOSS).needs(Need::Classes).built_in();
+        .or("0").fixed(LOSS).needs(Need::Classes).of_data();
     mixup: f64 = row(LEARNING, Kind::Number { min: 0.0, max: 4.0 },
         "Mix pairs of training samples and their labels in a classification, by shares from the Beta distribution with this alpha; 0 mixes none")
-        .or("0").fixed(LOSS).needs(Need::Classes).built_in()
+        .or("0").fixed(LOSS).needs(Need::Classes).of_data()
         .also(&["mixup_alpha"]);
     ema: Option<f64> = row(LEARNING, Kind::Optional(&Kind::Number { min: 0.0, max: 0.999_999_9 }),
         "Decay of an exponential moving average of the weights, which evaluations and the commands for trained models use, such as 0.999")
@@ -389,7 +418,7 @@ settings! {
     class_weights: ClassWeights = row(LEARNING, Kind::Word(&["none", "balanced"]),
         "Weights of the classes in the training loss: balanced gives a rare class as much weight as a frequent one, \
          samples / (classes * samples of the class)")
-        .or("none").fixed(OPTIMIZER).needs(Need::Classes).built_in()
+        .or("none").fixed(OPTIMIZER).needs(Need::Classes).of_data()
         .also(&["class_weight"]);
     recompute: Option<String> = row(LEARNING, Kind::Optional(&Kind::Recompute),
         "Blocks that compute their forward pass again in the backward pass, to save memory: none, blocks for all, N for every \
@@ -397,22 +426,22 @@ settings! {
         .unset(NONE).needs(Need::Blocks);
     image_size: Option<usize> = row(IMAGES, Kind::Optional(&Kind::Count { min: 1, max: 4096 }),
         "Side of the square that an image is resized and cropped to, in pixels")
-        .unset("224 with resnet18, resnet50 and vit-tiny, else 32").fixed(SAMPLES).needs(Need::Images).built_in()
+        .unset("224 with resnet18, resnet50 and vit-tiny, else 32").fixed(SAMPLES).needs(Need::Images).of_data()
         .also(&["img_size", "image_height", "crop_size", "train_crop_size"]);
     random_crop: RandomCrop = row(IMAGES, Kind::Word(&["pad", "resized", "none"]),
         "Crops in training: pad moves the image by up to an eighth of its side, resized takes a part of a random size and shape, none \
          takes the centre, as evaluations do")
-        .derived("resized from --image-size 64 on, else pad").fixed(AUGMENTED).needs(Need::Images).built_in();
+        .derived("resized from --image-size 64 on, else pad").fixed(AUGMENTED).needs(Need::Images).of_data();
     hflip: f64 = row(IMAGES, Kind::Number { min: 0.0, max: 1.0 },
         "Probability that an image is flipped from left to right in training")
-        .or("0.5").fixed(AUGMENTED).needs(Need::Images).built_in()
+        .or("0.5").fixed(AUGMENTED).needs(Need::Images).of_data()
         .also(&["horizontal_flip", "hflip_prob"]);
     mean: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
         "Mean of the red, green and blue intensities, from 0 to 1, such as 0.5,0.5,0.5")
-        .unset("ImageNet's: 0.485,0.456,0.406").fixed(SAMPLES).needs(Need::Images).built_in();
+        .unset("ImageNet's: 0.485,0.456,0.406").fixed(SAMPLES).needs(Need::Images).of_data();
     std: Option<String> = row(IMAGES, Kind::Optional(&Kind::Text),
         "Standard deviation of the intensities, which they are divided by")
-        .unset("ImageNet's: 0.229,0.224,0.225").fixed(SAMPLES).needs(Need::Images).built_in();
+        .unset("ImageNet's: 0.229,0.224,0.225").fixed(SAMPLES).needs(Need::Images).of_data();
     text_column: Option<String> = row(MODEL, Kind::Optional(&Kind::Text),
         "Column of a table with the texts to train on, a document in each row")
         .unset("the column named text").fixed(SAMPLES).needs(Need::LanguageModel).built_in()

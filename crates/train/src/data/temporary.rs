@@ -51,6 +51,13 @@ impl Spill {
             self.write()
                 .map_err(|error| unwritable(&error, self.hint))?;
         }
+        let len = self.memory.len() + bytes.len();
+        if len > self.memory.capacity() {
+            // Doubling without a limit would reserve twice as much as may be in memory.
+            let doubled = (2 * self.memory.capacity()).min(self.memory_max);
+            let more = doubled.max(len) - self.memory.len();
+            self.memory.reserve_exact(more);
+        }
         self.memory.extend(bytes);
         Ok(())
     }

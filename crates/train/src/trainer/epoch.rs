@@ -104,15 +104,7 @@ impl<T: TrainTask> Trainer<'_, T> {
         let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
         let (ddp, group) = (&mut self.ddp, &self.group);
-        let sums = evaluate(
-            ddp,
-            &*self.task,
-            net,
-            &self.device,
-            precision,
-            stages,
-            group,
-        )?;
+        let sums = evaluate(ddp, &self.task, net, &self.device, precision, stages, group)?;
         self.follow()?;
         self.observer.did(Kind::Evaluation, start, Instant::now());
         check_classes(&sums.confusion, self.task.classes().len())?;

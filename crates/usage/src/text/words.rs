@@ -51,7 +51,7 @@ impl Words {
         unobserved: "Time not observed", "관측하지 못한 시간";
         each_gpu: "Each GPU, with its peak memory:", "GPU별 최대 메모리와 사용량:";
         idle_gpus: "No GPU was busy, but memory of theirs was held:", "사용된 GPU는 없지만 메모리는 점유됨:";
-        each_rank: "Processor time of each rank:", "랭크별 CPU 사용량:";
+        each_rank: "Processor time of each rank (busy: half a core or more):", "랭크별 CPU 사용량(코어 반 개 이상 쓰면 사용 중):";
         memory_unknown: "memory unknown", "메모리 정보 없음";
         what_is_missing: "What is missing:", "빠진 내용:";
         busy_head: "busy", "사용 비율";

@@ -111,10 +111,52 @@ fn a_variable_that_is_no_setting_gives_a_warning_with_the_nearest_one() {
     assert!(!resolved.explain().contains("XYZZY"));
 }
 
+fn mine(reads_data: bool) -> UserProgram {
+    UserProgram {
+        name: "mine".into(),
+        reads_data,
+    }
+}
+
+#[test]
+fn a_users_program_may_have_the_settings_of_built_in_data_and_never_those_of_models() {
+    let own = |flags: &[(&str, &str)]| Inputs {
+        program: Some(mine(true)),
+        ..inputs(flags, &[], None)
+    };
+    let flags = [("task", "images"), ("data", "pets"), ("mixup", "0.2")];
+    let resolved = resolve(&own(&flags)).expect("valid");
+    let config = resolved.config();
+    assert_eq!((config.task, config.mixup), (Task::Images, 0.2));
+    assert_eq!(config.random_crop, RandomCrop::Pad);
+    let text = resolved.to_toml();
+    assert!(
+        text.contains("task = ") && !text.contains("model = "),
+        "{text}"
+    );
+    let saved = Resolved::from_saved(&file("config.toml", &text)).expect("valid");
+    assert_eq!(saved.program(), Some(&mine(true)));
+    assert_eq!(saved.config(), config);
+    assert_eq!(
+        resolve(&own(&[])).expect("valid").config().task,
+        Task::Digits
+    );
+    assert_eq!(
+        complaint(resolve(&own(&[("task", "lm"), ("data", "a.txt")]))),
+        "`task` is lm (flag --task), but the model of mine is of labelled samples\n\
+         hint: choose --task digits, idx, csv or images"
+    );
+    assert_eq!(
+        complaint(resolve(&own(&[("model", "small")]))),
+        "`model` (flag --model) is a setting of `paceline train`, and mine has a model of its own\n\
+         hint: remove it"
+    );
+}
+
 #[test]
 fn a_users_program_has_no_settings_of_built_in_data_and_models() {
     let own = |environment: &[(&str, &str)], text| Inputs {
-        program: Some("mine".into()),
+        program: Some(mine(false)),
         ..inputs(&[("epochs", "3")], environment, text)
     };
     let resolved = resolve(&own(&[("PACELINE_TASK", "lm")], None)).expect("valid");
@@ -127,7 +169,7 @@ fn a_users_program_has_no_settings_of_built_in_data_and_models() {
     let text = resolved.to_toml();
     assert!(!text.contains("task"), "{text}");
     let saved = Resolved::from_saved(&file("config.toml", &text)).expect("valid");
-    assert_eq!(saved.program(), Some("mine"));
+    assert_eq!(saved.program(), Some(&mine(false)));
     assert_eq!(saved.config(), resolved.config());
     assert_eq!(
         complaint(resolve(&own(&[], Some("task = \"lm\"")))),

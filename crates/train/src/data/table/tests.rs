@@ -736,3 +736,65 @@ fn a_row_without_end_is_refused_before_it_is_in_memory() {
     let hint = file.error().hint().expect("a hint");
     assert!(hint.starts_with("close the quote"), "{hint}");
 }
+
+/// Say to the process that loads a table within a limit how much may be in memory, and which table.
+const ALLOWED: [&str; 2] = ["TABLE_BYTES_IN_MEMORY", "TABLE_TO_LOAD"];
+
+/// The limit of that process: cells of this table take 64 MB, its values 32 MB.
+const LIMIT_KIB: usize = 40 << 10;
+
+#[test]
+fn a_table_is_read_by_a_process_that_has_no_memory_for_it() {
+    let [allowed, table] = ALLOWED.map(std::env::var);
+    if let (Ok(allowed), Ok(table)) = (allowed, table) {
+        let mut file = File::new("");
+        file.options.path = table.into();
+        file.options.memory = allowed.parse().expect("a number");
+        let set = load(&file.options).expect("a data set");
+        let mut values = vec![0.0; set.schema.features.count()];
+        let mut sum = 0.0;
+        for row in 0..set.len() {
+            set.read(row, None, &mut values).expect("a row");
+            sum += f64::from(values[row]);
+        }
+        assert!(sum > 0.0, "{sum}");
+        return;
+    }
+    let (columns, rows) = (4000, 2000);
+    let names: Vec<String> = (0..columns).map(|column| format!("c{column}")).collect();
+    let zeros = vec!["0"; columns].join(",");
+    let line = |row: usize| {
+        let mut line = zeros.clone().into_bytes();
+        line[2 * row] = b'1';
+        let line = String::from_utf8(line).expect("text");
+        format!("{line},{}\n", row % 2)
+    };
+    let lines: String = (0..rows).map(line).collect();
+    let file = File::new(format!("{},label\n{lines}", names.join(",")));
+    let within = |bytes: usize| {
+        let program = std::env::current_exe().expect("the tests' program");
+        let output = std::process::Command::new("sh")
+            .args([
+                "-c",
+                &format!("ulimit -d {LIMIT_KIB} && exec \"$0\" \"$@\""),
+            ])
+            .arg(program)
+            .args(["a_table_is_read_by_a_process_that_has_no_memory_for_it"])
+            .args(["--test-threads", "1"])
+            .env(ALLOWED[0], bytes.to_string())
+            .env(ALLOWED[1], &file.options.path)
+            .env("RAYON_NUM_THREADS", "1")
+            .output()
+            .expect("a shell");
+        let text = [&output.stdout[..], &output.stderr].concat();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&text).into_owned(),
+        )
+    };
+    let (is_well, said) = within(4 << 20);
+    assert!(is_well && said.contains("1 passed"), "{said}");
+    // The limit is one.
+    let (is_well, said) = within(usize::MAX);
+    assert!(!is_well && said.contains("memory allocation of"), "{said}");
+}
