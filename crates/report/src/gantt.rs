@@ -17,6 +17,8 @@ pub(crate) const ROWS_MAX: usize = 16;
 
 const WIDTH: f64 = 640.0;
 const LEFT: f64 = 72.0;
+/// Of a digit of a rank's number, from the third on.
+const DIGIT: f64 = 9.0;
 const RIGHT: f64 = 12.0;
 const ROW: f64 = 26.0;
 const BAR: f64 = 18.0;
@@ -193,14 +195,7 @@ impl Spans {
 
     /// The ranks that are drawn, in order.
     fn rows(&self) -> Vec<usize> {
-        let mut worked = self.worked();
-        worked.sort_by(|one, other| other.1.total_cmp(&one.1));
-        if worked.len() > ROWS_MAX {
-            worked.drain(ROWS_MAX / 2..worked.len() - ROWS_MAX / 2);
-        }
-        let mut rows: Vec<usize> = worked.into_iter().map(|(rank, _)| rank).collect();
-        rows.sort_unstable();
-        rows
+        extremes(self.worked(), ROWS_MAX)
     }
 
     /// The rank that worked longest, its time, and the mean of the others.
@@ -270,15 +265,30 @@ pub(crate) fn figure(spans: &Spans, lang: Lang) -> String {
     }
     notes.extend(spans.communication(lang));
     let ranks = spans.ranks.iter().filter(|spans| !spans.is_empty()).count();
-    if ranks > ROWS_MAX {
-        let half = (ROWS_MAX / 2).to_string();
-        notes.push(words::ROWS_LEFT_OUT.filled(lang, &[&ranks.to_string(), &half, &half]));
-    }
+    notes.extend(left_out(ranks, ROWS_MAX, lang));
     let svg = draw(spans, slowest.map(|(rank, ..)| rank), &title, lang);
     let (notes, buckets) = (notes.join(" "), spans.buckets(lang));
     format!(
         "<figure><figcaption>{title}</figcaption><p class=\"keys\">{keys}</p>{svg}<p>{notes}</p>{buckets}</figure>\n"
     )
+}
+
+/// Of ranks and how long they worked, so many that worked longest and that worked least, by their numbers.
+pub(crate) fn extremes(mut worked: Vec<(usize, f64)>, most: usize) -> Vec<usize> {
+    worked.sort_by(|one, other| other.1.total_cmp(&one.1));
+    if worked.len() > most {
+        worked.drain(most / 2..worked.len() - most / 2);
+    }
+    let mut ranks: Vec<usize> = worked.into_iter().map(|(rank, _)| rank).collect();
+    ranks.sort_unstable();
+    ranks
+}
+
+/// Says that not all ranks are shown, if so.
+pub(crate) fn left_out(ranks: usize, most: usize, lang: Lang) -> Option<String> {
+    let half = (most / 2).to_string();
+    let all = ranks.to_string();
+    (ranks > most).then(|| words::ROWS_LEFT_OUT.filled(lang, &[&all, &half, &half]))
 }
 
 fn megabytes(bytes: u64) -> String {
@@ -297,7 +307,9 @@ fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> Strin
     let has_buckets = rows.iter().any(|rank| !buckets_of(*rank).is_empty());
     let row_height = ROW + if has_buckets { STRIP } else { 0.0 };
     let times = Axis::over(0.0, last * 1e3, Scale::FromZero);
-    let x = |seconds: f64| LEFT + times.at(seconds * 1e3) * (WIDTH - LEFT - RIGHT);
+    let digits = rows.last().map_or(0, |rank| rank.to_string().len());
+    let beside = LEFT + DIGIT * digits.saturating_sub(2) as f64;
+    let x = |seconds: f64| beside + times.at(seconds * 1e3) * (WIDTH - beside - RIGHT);
     let floor = row_height * rows.len() as f64;
     let height = floor + BOTTOM;
     let mut svg =
@@ -326,7 +338,7 @@ fn draw(spans: &Spans, slowest: Option<usize>, title: &str, lang: Lang) -> Strin
         let _ = write!(
             svg,
             r#"<text{class} x="{:.1}" y="{:.1}" text-anchor="end">{} {rank}</text>"#,
-            LEFT - 6.0,
+            beside - 6.0,
             top + BAR - 5.0,
             words::RANK.of(lang)
         );

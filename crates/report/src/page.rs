@@ -25,6 +25,9 @@ pub const RUNS_MAX: usize = 8;
 
 const STYLE: &str = include_str!("page/style.css");
 
+/// Most ranks in a table: of more, the half that worked longest and the half that worked least are shown.
+const RANKS_MAX: usize = 64;
+
 /// The page about the runs in `folders`, which may still train.
 ///
 /// *Cost*: a pass over each `metrics.jsonl`. The page of a run has at most about 100 kB for each chart, however many steps it has.
@@ -245,7 +248,7 @@ impl Page<'_> {
         ];
         let seconds = |nanos: u64| format!("{:.2} s", nanos as f64 / 1e9);
         let megabytes = |bytes: u64| format!("{} MB", thousands(bytes / 1_000_000));
-        let row = |(rank, totals): (usize, &RankEnd)| {
+        let row = |rank: usize, totals: &RankEnd| {
             let busy = share(usage.busy(rank), total) * 100.0;
             vec![
                 rank.to_string(),
@@ -256,19 +259,35 @@ impl Page<'_> {
                 megabytes(totals.sent_bytes),
             ]
         };
-        let rows: Vec<Vec<String>> = end.ranks.iter().enumerate().map(row).collect();
+        let all = (0..end.ranks.len()).map(|rank| (rank, share(usage.busy(rank), total)));
+        let shown = gantt::extremes(all.collect(), RANKS_MAX);
+        let rows = shown.into_iter().map(|rank| row(rank, &end.ranks[rank]));
+        let rows: Vec<Vec<String>> = rows.collect();
         let mut html = format!("<h2>{}{}</h2>\n", self.word(words::RANKS), self.of_run(run));
         let _ = writeln!(html, "<p>{}</p>", self.word(words::SINCE));
         html += &table(&head.map(|word| self.word(word)), &rows);
+        if let Some(note) = gantt::left_out(end.ranks.len(), RANKS_MAX, self.lang) {
+            let _ = writeln!(html, "<p>{note}</p>");
+        }
         let _ = write!(
             html,
             "<p>{}</p><div class=\"at-once\">",
             self.word(words::OF_TIME)
         );
         let most = usage.at_once_ns.len().saturating_sub(1).max(1);
-        for (ranks, nanos) in usage.at_once_ns.iter().enumerate() {
-            let part = *nanos as f64 / (usage.total_ns.max(1)) as f64 * 100.0;
-            let strength = 0.08 + 0.92 * ranks as f64 / most as f64;
+        let together = usage.at_once_ns.len().div_ceil(RANKS_MAX + 1).max(1);
+        for (group, nanos) in usage.at_once_ns.chunks(together).enumerate() {
+            let nanos: u64 = nanos.iter().sum();
+            let part = nanos as f64 / (usage.total_ns.max(1)) as f64 * 100.0;
+            let (first, last) = (
+                group * together,
+                (group * together + together - 1).min(most),
+            );
+            let ranks = match first == last {
+                true => first.to_string(),
+                false => format!("{first}–{last}"),
+            };
+            let strength = 0.08 + 0.92 * last as f64 / most as f64;
             let label = if part >= 6.0 {
                 format!("{ranks}: {part:.0} %")
             } else {

@@ -35,7 +35,7 @@ words! {
     BUCKETS_LEFT_OUT: "{} more", "외 {}개";
     STEP_TIME: "Time of a step, ms", "스텝 시간, ms";
     STEP_TIME_SHORT: "step time", "스텝 시간";
-    ROWS_LEFT_OUT: "Of {} ranks, the {} that worked longest and the {} that worked least are drawn.", "랭크 {}개 중 작업 시간이 가장 긴 {}개와 가장 짧은 {}개만 그렸습니다.";
+    ROWS_LEFT_OUT: "Of {} ranks, the {} that worked longest and the {} that worked least are shown.", "랭크 {}개 중 작업 시간이 가장 긴 {}개와 가장 짧은 {}개만 표시했습니다.";
     GONE: "ended", "프로세스 종료됨";
     OWN_CODE: "own code", "사용자 코드";
     EVALUATION: "evaluation", "평가";

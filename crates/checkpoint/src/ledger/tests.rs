@@ -573,3 +573,31 @@ fn a_ledger_that_ends_before_the_newest_checkpoint_lost_its_end() {
     let expected = "the last recorded step is 3, but there is a checkpoint of step 4";
     assert_eq!(fault.to_string(), expected);
 }
+
+#[test]
+fn ten_thousand_ranks_fit_the_ledger_and_a_step_of_theirs_takes_no_more_room() {
+    const RANKS: usize = 10_000;
+    let options = SamplerOptions {
+        len: 4 * RANKS,
+        shards: RANKS,
+        ..SamplerOptions::default()
+    };
+    let sampler = DistributedSampler::new(options).expect("valid options");
+    let batches =
+        ShardedBatches::new(sampler, BatchOptions::new(2 * RANKS)).expect("valid options");
+    let mut lines = Lines::new();
+    // Half of the ranks are lost after the first step.
+    for (from, world) in [(0, RANKS), (1, RANKS / 2)] {
+        lines.push(Record::Begin(begin_of(from, world, &batches)));
+        let plans = (1..=from + 1).zip(batches.clone()).skip(from as usize);
+        for (step, plan) in plans {
+            lines.push(Record::Step(step_of(step, &plan)));
+        }
+    }
+    let longest = lines.lines.iter().map(String::len).max();
+    assert!(longest.is_some_and(|longest| (longest as u64) < LINE_BYTES_MAX / 8));
+    assert!(lines.lines[1].len() < 400, "{}", lines.lines[1]);
+    let audit = lines.read();
+    assert_eq!((audit.faults.as_slice(), audit.steps), (&[][..], 2));
+    assert_eq!(audit.epochs[0].once, 4 * RANKS);
+}

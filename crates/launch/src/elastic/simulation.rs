@@ -3,6 +3,7 @@
 
 mod ending;
 mod faults;
+mod growth;
 mod invariants;
 mod outside;
 mod replacing;
@@ -11,7 +12,7 @@ mod schedules;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::replacing::Seats;
 use super::agent::Agent;
@@ -216,6 +217,13 @@ struct World {
     admits: bool,
     /// Whether a store outside of the job is down.
     is_down: bool,
+    /// Ranks of each node, if they are all alike.
+    nproc: Option<usize>,
+    /// Whether the invariants are checked after each step.
+    is_checked: bool,
+    /// Time that all agents together took of the machine that simulates, and what they were given.
+    thought: Duration,
+    inputs: u64,
 }
 
 /// How a node finds a store.
@@ -247,6 +255,10 @@ impl World {
             newcomers_die: 0,
             admits: true,
             is_down: false,
+            nproc: None,
+            is_checked: true,
+            thought: Duration::ZERO,
+            inputs: 0,
         };
         for (host, at) in arrivals {
             world.at(*at, Event::Fault(Fault::Arrive { host: *host }));
@@ -379,7 +391,10 @@ impl World {
         let is_signal = matches!(input, Input::Signal(_));
         let ended = target.ranks.as_ref().filter(|_| is_signal);
         let ended = ended.map(|ranks| ranks.token);
+        let started = Instant::now();
         let (commands, wake) = target.agent.on(now + ahead, [input]);
+        self.thought += started.elapsed();
+        self.inputs += 1;
         target.wake += 1;
         let token = target.wake;
         if let Some(ended) = ended {
@@ -393,7 +408,9 @@ impl World {
         for command in commands {
             self.obey(node, command);
         }
-        invariants::check(self);
+        if self.is_checked {
+            invariants::check(self);
+        }
     }
 
     fn obey(&mut self, node: usize, command: Command) {

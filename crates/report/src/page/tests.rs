@@ -188,3 +188,48 @@ fn a_folder_without_a_run_is_named() {
         "{error}"
     );
 }
+
+#[test]
+fn a_run_of_ten_thousand_ranks_has_a_page() {
+    const RANKS: usize = 10_000;
+    let folder = tempfile::tempdir().expect("a folder");
+    let spans = |rank: usize| {
+        let late = rank as f64 * 1e-6;
+        serde_json::json!([["backward", 0.0, late], ["wait", late, 0.01]])
+    };
+    let spans: Vec<_> = (0..RANKS).map(spans).collect();
+    let ranks: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            serde_json::json!({
+                "waited_for_ranks_ns": 10_000_000 - 1_000 * rank,
+                "waited_for_data_ns": 0,
+                "peak_bytes": 80_000_000,
+                "sent_bytes": 2_000_000,
+            })
+        })
+        .collect();
+    let usage = serde_json::json!({
+        "total_ns": 20_000_000,
+        "busy_ns": (0..RANKS).map(|rank| 10_000_000 + 1_000 * rank).collect::<Vec<_>>(),
+        "at_once_ns": (0..=RANKS).map(|ranks| 2_000 * (ranks % 2)).collect::<Vec<_>>(),
+    });
+    let lines = [
+        step(1, ""),
+        serde_json::json!({ "kind": "spans", "step": 1, "ranks": spans }).to_string(),
+        serde_json::json!({ "kind": "end", "step": 1, "weights_sha256": "0123456789abcdef", "usage": usage, "ranks": ranks }).to_string(),
+    ];
+    write(folder.path(), &lines);
+    let html = page_of(&[folder.path().to_owned()], Lang::En);
+    for part in [
+        "<td>ended</td>",
+        "rank 9999",
+        "<td>9999</td>",
+        "<td>31</td>",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    let left_out =
+        "Of 10000 ranks, the 32 that worked longest and the 32 that worked least are shown.";
+    assert!(html.contains(left_out) && !html.contains("<td>32</td>"));
+    assert!(html.len() < 100_000, "{} bytes", html.len());
+}

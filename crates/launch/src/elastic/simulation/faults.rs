@@ -172,11 +172,12 @@ impl World {
             true => (String::new(), endpoint.to_owned()),
             false => (store.clone(), store),
         };
+        let nproc = self.nproc.unwrap_or(1 + host % 3);
         let page = Page {
             host: format!("h{host}"),
             addr: format!("10.0.0.{node}"),
             standby,
-            nproc: nproc_of(host),
+            nproc,
             node_rank: self.rules.is_static.then_some(node),
             ..Page::new(id)
         };
@@ -190,7 +191,7 @@ impl World {
         self.nodes.push(Node {
             agent: Agent::new(self.rules.clone(), page, endpoint.into(), self.now + ahead),
             host: format!("h{host}"),
-            nproc: nproc_of(host),
+            nproc,
             ahead,
             alive: true,
             powered: true,
@@ -211,8 +212,4 @@ impl World {
         });
         self.give(node, Input::Tick);
     }
-}
-
-fn nproc_of(host: usize) -> usize {
-    1 + host % 3
 }
