@@ -217,6 +217,8 @@ struct World {
     admits: bool,
     /// Whether a store outside of the job is down.
     is_down: bool,
+    /// The address of an agent ends with it, as a pod's.
+    address_goes: bool,
     /// Ranks of each node, if they are all alike.
     nproc: Option<usize>,
     /// Whether the invariants are checked after each step.
@@ -255,6 +257,7 @@ impl World {
             newcomers_die: 0,
             admits: true,
             is_down: false,
+            address_goes: false,
             nproc: None,
             is_checked: true,
             thought: Duration::ZERO,

@@ -32,6 +32,13 @@ impl Agent {
         }
         self.link = Link::Seeking;
         self.record = None;
+        // One that has said goodbye has no ranks any more and does not come back under its name, as if its machine had refused.
+        let left = self.pages.iter();
+        let left = left.filter(|page| matches!(page.state, State::Left(_)));
+        self.dead.extend(left.map(|page| page.id));
+        if let (Some((_, is_proven)), Some((_, Some(host)))) = (&mut self.lost, &self.home) {
+            *is_proven |= self.dead.contains(host);
+        }
         self.pages.clear();
         self.leases.forget();
         self.publishing = None;

@@ -53,7 +53,10 @@ impl World {
                     // An agent that comes now begins another job of the same name.
                     self.started.clear();
                 }
-                self.inject(Fault::Kill(node));
+                self.inject(match self.address_goes {
+                    true => Fault::PowerOff(node),
+                    false => Fault::Kill(node),
+                });
             }
             Fault::Kill(node) => {
                 self.nodes[node].alive = false;

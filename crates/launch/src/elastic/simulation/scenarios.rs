@@ -552,17 +552,31 @@ fn an_agent_started_again_at_the_endpoint_finds_the_job_elsewhere() {
 
 #[test]
 fn nodes_that_cannot_go_on_without_the_stores_agent_wait_for_another_at_the_endpoint() {
-    for seed in 0..60 {
+    for seed in 0..300 {
         let mut world = running(seed, rules(2, 2), 2);
+        // Nothing refuses connections there once it has ended.
+        world.address_goes = true;
         world.fault(ms(10_000), Fault::Signal(0));
-        // A pod's address goes with it: nothing refuses the connection there.
-        world.fault(ms(11_000 + 50 * seed), Fault::PowerOff(0));
-        world.fault(ms(20_000), Fault::Return);
-        world.run(ms(40_000));
+        world.fault(ms(12_000), Fault::Return);
+        world.run(ms(14_000));
         let (record, _) = world
             .whole_round()
             .unwrap_or_else(|| panic!("seed {seed}: no round"));
         assert_eq!(nodes_of(record), [1, 2], "seed {seed}");
+    }
+}
+
+#[test]
+fn those_that_are_left_meet_a_newcomer_at_the_endpoint_of_a_silent_store() {
+    for seed in 0..300 {
+        let mut world = running(seed, rules(2, 3), 3);
+        world.fault(ms(10_000), Fault::PowerOff(0));
+        world.fault(ms(10_500 + 10 * seed), Fault::Return);
+        world.run(ms(20_000));
+        let (record, _) = world
+            .whole_round()
+            .unwrap_or_else(|| panic!("seed {seed}: no round"));
+        assert_eq!(nodes_of(record), [1, 2, 3], "seed {seed}");
     }
 }
 
