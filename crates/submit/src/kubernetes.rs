@@ -37,6 +37,9 @@ pub struct Options {
     /// Queue of Kueue that the job waits in
     #[arg(long, value_name = "NAME")]
     pub queue: Option<String>,
+    /// Place the pods of MIN nodes together or none, by a PodGroup for this scheduler, which has the coscheduling plugin
+    #[arg(long, value_name = "SCHEDULER")]
+    pub pod_group: Option<String>,
     /// Folder that the program works in [default: the image's]
     #[arg(long, value_name = "DIR")]
     pub chdir: Option<String>,
@@ -130,15 +133,15 @@ pub fn manifests(
         // Kueue suspends what has this label until there is room for all of its pods.
         metadata["labels"]["kueue.x-k8s.io/queue-name"] = json!(queue);
     }
-    Ok(if options.jobset {
-        vec![secret, jobset(job, options, &metadata, work)]
+    let mut all = vec![secret];
+    all.extend(options.pod_group.as_ref().map(|_| pod_group(job, options)));
+    if options.jobset {
+        all.push(jobset(job, options, &metadata, work));
     } else {
-        vec![
-            secret,
-            service(job, options),
-            resource("batch/v1", "Job", &metadata, work),
-        ]
-    })
+        all.push(service(job, options));
+        all.push(resource("batch/v1", "Job", &metadata, work));
+    }
+    Ok(all)
 }
 
 fn yaml(manifest: &Value) -> Result<String, SubmitError> {
@@ -184,6 +187,16 @@ fn secret(job: &Submission, options: &Options, token: Option<&Token>) -> Value {
         "immutable": true,
         "stringData": BTreeMap::from([(TOKEN_VARIABLE, text)]),
     })
+}
+
+/// Label by which a pod belongs to a PodGroup.
+const POD_GROUP_LABEL: &str = "scheduling.x-k8s.io/pod-group";
+
+/// Holds pods back until so many can be placed at once: two jobs that have half of their pods each would wait for each other.
+fn pod_group(job: &Submission, options: &Options) -> Value {
+    let metadata = metadata(&job.name, job, options);
+    let spec = json!({ "minMember": job.nodes.min() });
+    resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", &metadata, spec)
 }
 
 /// Gives every pod a name, from its start on: launchers meet before anything is ready.

@@ -138,6 +138,7 @@ pub(super) fn check(job: &Submission, options: &Options) -> Result<(), SubmitErr
     let names = [
         ("--namespace", options.namespace.iter().collect::<Vec<_>>()),
         ("--queue", options.queue.iter().collect()),
+        ("--pod-group", options.pod_group.iter().collect()),
         (
             "--service-account",
             options.service_account.iter().collect(),

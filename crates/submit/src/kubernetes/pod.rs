@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use paceline_rendezvous::endpoint::ENDPOINT_PORT;
 use paceline_rendezvous::token::TOKEN_VARIABLE;
 
-use super::{Options, labels, pods_name, secret_name};
+use super::{Options, POD_GROUP_LABEL, labels, pods_name, secret_name};
 use crate::error::SubmitError;
 use crate::submission::Submission;
 
@@ -49,7 +49,12 @@ pub(super) fn template(job: &Submission, options: &Options) -> Result<Value, Sub
         let secrets = options.image_pull_secrets.iter();
         spec["imagePullSecrets"] = secrets.map(|name| json!({ "name": name })).collect();
     }
-    Ok(json!({ "metadata": { "labels": labels(job) }, "spec": spec }))
+    let mut labels = labels(job);
+    if let Some(scheduler) = &options.pod_group {
+        labels[POD_GROUP_LABEL] = json!(job.name);
+        spec["schedulerName"] = json!(scheduler);
+    }
+    Ok(json!({ "metadata": { "labels": labels }, "spec": spec }))
 }
 
 /// Seconds from the request to stop to the kill.

@@ -178,6 +178,28 @@ fn the_job_or_jobset_alone_waits_in_a_queue() {
 }
 
 #[test]
+fn pods_of_a_group_are_placed_by_its_scheduler() {
+    for jobset in [false, true] {
+        let made = made(|job, options| {
+            everything(job, options);
+            options.jobset = jobset;
+            options.pod_group = Some("coscheduler".to_owned());
+        });
+        let group = &made["PodGroup"];
+        assert_eq!(group["spec"], json!({ "minMember": 2 }));
+        let template = match jobset {
+            true => &made["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"],
+            false => &made["Job"]["spec"]["template"],
+        };
+        assert_eq!(template["spec"]["schedulerName"], "coscheduler");
+        let label = &template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"];
+        assert_eq!(*label, group["metadata"]["name"]);
+    }
+    let refusal = refused(|_, options| options.pod_group = Some("Co Scheduler".to_owned()));
+    assert!(refusal.contains("--pod-group"), "{refusal}");
+}
+
+#[test]
 fn launchers_meet_at_the_first_pod_by_its_full_name() {
     let expect = "run --nnodes 2:2 --rdzv-backend c10d --rdzv-endpoint \
                   train-0.train.$(PACELINE_POD_NAMESPACE).svc.cluster.local:29400 --rdzv-id train --nproc-per-node 8 \
