@@ -397,6 +397,8 @@ impl Agent {
             lost: self.lost.map(|(at, is_proven)| Loss {
                 since: now.saturating_sub(at),
                 is_proven,
+                was_at_endpoint: (self.home.as_ref())
+                    .is_some_and(|(home, _)| *home == self.endpoint),
             }),
             contact: now.saturating_sub(self.contact),
             was_away: self.was_away,

@@ -77,8 +77,10 @@ pub(crate) enum Ranks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loss {
     pub(crate) since: Duration,
-    /// Its machine refuses connections to it.
+    /// Its machine refuses connections to it, or its agent has said goodbye.
     pub(crate) is_proven: bool,
+    /// It was at the endpoint, the one place that newcomers know.
+    pub(crate) was_at_endpoint: bool,
 }
 
 /// All that one agent knows at one moment. Times are ages, by its own clock.
@@ -620,6 +622,7 @@ impl Known<'_> {
         let loss = self.lost.unwrap_or(Loss {
             since: Duration::ZERO,
             is_proven: false,
+            was_at_endpoint: false,
         });
         if self.rules.is_static {
             let left = self.rules.lease.saturating_sub(loss.since);
@@ -676,6 +679,10 @@ impl Known<'_> {
         let mut next = continuing.unwrap_or_else(anew);
         next.taken_over = true;
         if next.continues.is_none() && next.members.len() < self.rules.nodes_min {
+            // Those that are missing come to the endpoint, where a store of theirs is found.
+            if loss.was_at_endpoint {
+                return self.give_up_or_wait();
+            }
             next.phase = Phase::Short;
         }
         self.publish(next)

@@ -117,10 +117,12 @@ impl Agent {
         let (found, is_active) = match active {
             Some((_, found)) => (found, true),
             None => {
-                let first = found
+                // Newcomers have other candidates than those who remember a round: the endpoint is what all know.
+                let mut there = found
                     .iter()
-                    .find(|found| matches!(found.answer, Answer::Store(_)));
-                match first {
+                    .filter(|found| matches!(found.answer, Answer::Store(_)));
+                let at_endpoint = there.clone().find(|found| found.store == self.endpoint);
+                match at_endpoint.or_else(|| there.next()) {
                     Some(found) => (found, false),
                     None => return,
                 }
