@@ -215,7 +215,7 @@ fn the_wheel_installs_and_runs_where_there_is_no_torch() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/wheel.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/release.sh");
     let mut command = Command::new(script);
     let command = paceline_testing::outside_of_jobs(&mut command);
     command.arg("--prebuilt").args([built, folder.path()]);
