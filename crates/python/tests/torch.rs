@@ -27,8 +27,9 @@ fn install(folder: &Path) {
         "Metadata-Version: 2.1\nName: paceline\nVersion: 0.1.0\n",
     )
     .unwrap();
-    let entry = "[torch.distributed.backends]\npaceline = paceline.torch:register\n";
-    std::fs::write(info.join("entry_points.txt"), entry).unwrap();
+    let entries = "[torch.distributed.backends]\npaceline = paceline.torch:register\n\n\
+                   [torch.backends]\npaceline = paceline._autoload:register\n";
+    std::fs::write(info.join("entry_points.txt"), entries).unwrap();
 }
 
 fn library() -> PathBuf {
