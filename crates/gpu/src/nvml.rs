@@ -29,6 +29,14 @@ const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 ///
 /// *Blocks*: as long as the driver does; a dead one may take for ever.
 pub(crate) fn open(places: &Places) -> Result<Library, DriverError> {
+    if cfg!(target_feature = "crt-static") {
+        // Without the kernel's module there would be nothing to see anyway.
+        let has_module = places.root.join("proc/driver/nvidia").exists();
+        return Err(match has_module || places.library.is_some() {
+            true => DriverError::Static,
+            false => DriverError::NoDriver,
+        });
+    }
     let nvml = load(places).map_err(gap::trouble)?;
     let count = nvml.device_count().map_err(gap::trouble)?;
     Ok(Library::new(nvml, count))

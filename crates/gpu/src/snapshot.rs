@@ -78,6 +78,9 @@ pub enum DriverError {
     /// The library is there, the kernel's module is not.
     #[error("NVIDIA's kernel module is not loaded")]
     NoDriver,
+    /// A static program has no loader for the library.
+    #[error("this program is linked statically and cannot load NVIDIA's driver library")]
+    Static,
     /// This user may not ask.
     #[error("this user has no permission to ask NVIDIA's driver")]
     NoPermission,

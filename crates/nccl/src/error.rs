@@ -22,6 +22,12 @@ pub enum NcclError {
         /// Every place searched, with the reason it failed.
         looked: String,
     },
+    /// A static program has no loader for libraries.
+    #[error("{library} cannot be loaded, because this program is linked statically")]
+    Static {
+        /// The library's name.
+        library: &'static str,
+    },
     /// A library lacks a required function.
     #[error("{path} has no function {function}")]
     Function {
@@ -225,6 +231,9 @@ impl NcclError {
             Self::Library { .. } => {
                 "install NVIDIA's driver, or in a container start it with the driver's libraries (`--gpus all`); \
                  if the loader does not find it, name the file with PACELINE_CUDA_LIBRARY"
+            }
+            Self::Static { .. } => {
+                "use the program of the Python package, or one that `cargo install` built"
             }
             Self::Function { .. } => {
                 "the file is not NVIDIA's library or has an unsupported version: check PACELINE_NCCL_LIBRARY and \

@@ -23,6 +23,9 @@ impl Library {
         candidates: &[Candidate],
         take: &dyn Fn(Self) -> Result<T, NcclError>,
     ) -> Result<T, NcclError> {
+        if cfg!(target_feature = "crt-static") {
+            return Err(NcclError::Static { library: name });
+        }
         let mut looked = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             let (place, loaded) = match candidate {

@@ -27,8 +27,9 @@ fn install(folder: &Path) {
         "Metadata-Version: 2.1\nName: paceline\nVersion: 0.1.0\n",
     )
     .unwrap();
-    let entry = "[torch.distributed.backends]\npaceline = paceline.torch:register\n";
-    std::fs::write(info.join("entry_points.txt"), entry).unwrap();
+    let entries = "[torch.distributed.backends]\npaceline = paceline.torch:register\n\n\
+                   [torch.backends]\npaceline = paceline._autoload:register\n";
+    std::fs::write(info.join("entry_points.txt"), entries).unwrap();
 }
 
 fn library() -> PathBuf {
@@ -215,7 +216,7 @@ fn the_wheel_installs_and_runs_where_there_is_no_torch() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/wheel.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/release.sh");
     let mut command = Command::new(script);
     let command = paceline_testing::outside_of_jobs(&mut command);
     command.arg("--prebuilt").args([built, folder.path()]);

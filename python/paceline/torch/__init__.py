@@ -1,13 +1,16 @@
 """The backend ``paceline`` of ``torch.distributed``, and training with the same bits on any number of ranks.
 
-``torch.distributed.init_process_group("paceline")`` finds it by its entry point; a torch without such entry points finds it once this module
-is imported.
+``torch.distributed.init_process_group("paceline")`` finds it by its entry point; a torch without such entry points imports this module.
 """
 
 import os
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
+    raise ImportError(f"paceline.torch needs PyTorch 2.9 or newer, and this is {torch.__version__}: DistributedDataParallel of 2.6 waits for ever on it")
 
 from paceline.torch.agree import weights_hash
 from paceline.torch.data import Loader, Sampler

@@ -152,7 +152,8 @@ class Group(dist.ProcessGroup):
     def __init__(self, options, parent=None):
         """``parent`` is the group that this one is split from."""
         rank, world = options.group_rank, options.group_size
-        super().__init__(options.store, rank, world)
+        # Not with the store: torch 2.9 refuses to make a subclass so.
+        super().__init__(rank, world)
         self._options = options
         self._rank, self._world = rank, world
         self._is_live = False
@@ -369,7 +370,8 @@ class Group(dist.ProcessGroup):
         options.store = dist.PrefixStore(f"{device}/", own.store)
         for part in ("group_rank", "group_size", "timeout", "group_id", "global_ranks_in_group"):
             setattr(options, part, getattr(own, part))
-        options.process_group = self
+        if hasattr(options, "process_group"):  # torch 2.9 has none
+            options.process_group = self
         plugin = dist.Backend._plugins[name.upper()]
         made = (
             plugin.creator_fn(options, None)

@@ -66,6 +66,11 @@ impl Library {
     ///
     /// *Errors*: where it was looked for, and what was found there.
     pub(super) fn load() -> Result<Self, String> {
+        if cfg!(target_feature = "crt-static") {
+            return Err(
+                "a program that is linked statically, as this one is, cannot load MPI".into(),
+            );
+        }
         if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
             let path = path.to_string_lossy();
             return Self::open(&path)

@@ -136,6 +136,19 @@ fn judge_error(snapshot: &Snapshot, error: &DriverError, notes: &mut Notes) {
                 },
             );
         }
+        DriverError::Static => sheet.note(
+            what,
+            say!(
+                lang,
+                "nothing is known about the GPUs here, and the report of a job will not have them; programs of others are not affected",
+                "이 머신의 GPU를 알 수 없고, 작업 보고서에도 나오지 않습니다. 다른 프로그램에는 영향이 없습니다"
+            ),
+            say!(
+                lang,
+                "use the program of the Python package, or one that `cargo install` built",
+                "Python 패키지의 프로그램이나 `cargo install`로 빌드한 프로그램을 쓰세요"
+            ),
+        ),
         DriverError::NoPermission => sheet.error(
             what,
             no_gpu,
@@ -182,6 +195,9 @@ pub(crate) fn trouble(error: &DriverError, lang: Lang) -> String {
             "NVIDIA 드라이버 라이브러리 libnvidia-ml.so.1이 설치되어 있지 않음".to_owned()
         }
         (Lang::Ko, DriverError::NoDriver) => "NVIDIA 커널 모듈이 로드되어 있지 않음".to_owned(),
+        (Lang::Ko, DriverError::Static) => {
+            "정적으로 링크된 프로그램이어서 NVIDIA 드라이버 라이브러리를 로드할 수 없음".to_owned()
+        }
         (Lang::Ko, DriverError::NoPermission) => {
             "이 사용자에게 NVIDIA 드라이버를 조회할 권한이 없음".to_owned()
         }

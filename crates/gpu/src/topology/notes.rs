@@ -60,6 +60,9 @@ pub(super) fn advice(trouble: Option<&DriverError>) -> String {
             "load the driver (modprobe nvidia) and see the kernel's log (dmesg) for what kept it from loading; in a \
              container, start it with the GPUs (docker run --gpus all)"
         }
+        Some(DriverError::Static) => {
+            "use the program of the Python package, or one that `cargo install` built"
+        }
         Some(DriverError::NoPermission) => {
             "look at the permissions of /dev/nvidia* and at the container's or the scheduler's device rules"
         }

@@ -8,17 +8,25 @@ use ring::signature::Ed25519KeyPair;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{
-    CryptoProvider, WebPkiSupportedAlgorithms, ring as provider,
-    verify_tls13_signature_with_raw_key,
+    CryptoProvider, GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms,
+    ring as provider, verify_tls13_signature_with_raw_key,
 };
 use rustls::pki_types::{
-    CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
+    CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer,
+    UnixTime,
 };
 use rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
-use rustls::sign::CertifiedKey;
+use rustls::sign::{CertifiedKey, SigningKey};
 use rustls::version::TLS13;
 use rustls::{
     ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme, SupportedCipherSuite,
+};
+use webpki::ring::ED25519;
+
+/// The only kind of key.
+static ALGORITHMS: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
+    all: &[ED25519],
+    mapping: &[(SignatureScheme::ED25519, &[ED25519])],
 };
 
 /// The configuration of both sides' connections.
@@ -42,7 +50,9 @@ impl Keys {
         let provider = Arc::new(CryptoProvider {
             cipher_suites: vec![suite],
             kx_groups: vec![provider::kx_group::X25519],
-            ..provider::default_provider()
+            signature_verification_algorithms: ALGORITHMS,
+            secure_random: &System,
+            key_provider: &System,
         });
         let pair = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new())
             .map_err(|_| io::Error::other("the system gave no randomness for a key"))?;
@@ -62,12 +72,11 @@ impl Keys {
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
 
-        let algorithms = provider.signature_verification_algorithms;
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyKey { algorithms }))
+            .with_custom_certificate_verifier(Arc::new(AnyKey))
             .with_no_client_auth();
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
@@ -83,11 +92,26 @@ pub(super) fn name() -> ServerName<'static> {
     ServerName::IpAddress(std::net::IpAddr::from([127, 0, 0, 1]).into())
 }
 
+/// The rest of what TLS asks a provider for. The provider that comes with rustls would bring RSA and other curves into each program: half a
+/// megabyte that nothing uses.
+#[derive(Debug)]
+struct System;
+
+impl SecureRandom for System {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), GetRandomFailed> {
+        getrandom::fill(bytes).map_err(|_| GetRandomFailed)
+    }
+}
+
+impl KeyProvider for System {
+    fn load_private_key(&self, _: PrivateKeyDer<'static>) -> Result<Arc<dyn SigningKey>, Error> {
+        Err(Error::General("keys are made here, not loaded".into()))
+    }
+}
+
 /// Takes any key that the peer holds: whose it is, the token proves.
 #[derive(Debug)]
-struct AnyKey {
-    algorithms: WebPkiSupportedAlgorithms,
-}
+struct AnyKey;
 
 impl ServerCertVerifier for AnyKey {
     fn verify_server_cert(
@@ -117,7 +141,7 @@ impl ServerCertVerifier for AnyKey {
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let key = SubjectPublicKeyInfoDer::from(key.as_ref());
-        verify_tls13_signature_with_raw_key(message, &key, signature, &self.algorithms)
+        verify_tls13_signature_with_raw_key(message, &key, signature, &ALGORITHMS)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

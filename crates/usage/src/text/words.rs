@@ -419,6 +419,9 @@ impl Words {
         match error {
             DriverError::NoLibrary(_) => "NVIDIA 드라이버 라이브러리가 설치되어 있지 않음".into(),
             DriverError::NoDriver => "NVIDIA 커널 모듈이 로드되어 있지 않음".into(),
+            DriverError::Static => {
+                "정적으로 링크된 프로그램이어서 NVIDIA 드라이버 라이브러리를 로드할 수 없음".into()
+            }
             DriverError::NoPermission => "권한 없음".into(),
             DriverError::VersionMismatch => "NVIDIA 라이브러리와 커널 모듈의 버전이 다름".into(),
             DriverError::Other(text) => text.clone(),
