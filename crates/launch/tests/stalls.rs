@@ -117,22 +117,23 @@ fn a_job_ends_because_of_a_stall_if_it_is_to() {
 
 #[test]
 fn the_threads_of_a_stalled_rank_are_listed_with_where_they_wait() {
-    // They hang when all have come. A thread of Python's is in a lock then, and the main one in a read.
+    // They hang at the same moment, once all have come. A thread of Python's is in a lock then, and the main one in a read.
     let folder = tempfile::tempdir().expect("a folder");
     let (here, came) = (folder.path().display(), folder.path().join("came"));
     std::fs::create_dir(&came).expect("a folder");
     let came = came.display();
     let python = format!(
         "import os, threading, time\n\
-         open('{came}/' + os.environ['RANK'], 'w')\n\
-         while len(os.listdir('{came}')) < 3: print('waits', flush=True); time.sleep(0.05)\n\
-         lock = threading.Lock(); lock.acquire()\n\
+         lock, pipe = threading.Lock(), os.pipe()\n\
+         lock.acquire()\n\
          threading.Thread(target=lock.acquire, daemon=True).start()\n\
-         os.read(os.pipe()[0], 1)\n"
+         open('{came}/' + os.environ['RANK'], 'w')\n\
+         while not os.path.exists('{came}/go'): print('waits', flush=True); time.sleep(0.002)\n\
+         os.read(pipe[0], 1)\n"
     );
     std::fs::write(folder.path().join("hang.py"), python).expect("a file");
     let shell = format!(
-        ": > {came}/2; while [ $(ls {came} | wc -l) -lt 3 ]; do echo waits; sleep 0.05; done; exec sleep 60"
+        "while [ $(ls {came} | wc -l) -lt 2 ]; do echo waits; sleep 0.05; done; : > {came}/go; exec sleep 60"
     );
     let script = format!("[ $RANK = 2 ] || exec python3 {here}/hang.py; {shell}");
     let (code, lines) = run(&["--stacks", "--abort"], &script);
