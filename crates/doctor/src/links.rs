@@ -16,7 +16,7 @@ const SHM_OF_CONTAINERS: u64 = 64 << 20;
 const SLOW: f64 = 1.25;
 
 /// The variable that keeps NCCL from using peer-to-peer.
-const P2P_DISABLE: &str = "NCCL_P2P_DISABLE";
+pub const P2P_DISABLE: &str = "NCCL_P2P_DISABLE";
 
 /// What is around the devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

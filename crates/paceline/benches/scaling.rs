@@ -32,6 +32,7 @@ use paceline_collective::{GroupOptions, ProcessGroup};
 use paceline_launch::{Console, Job};
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_rendezvous::token::Token;
+use paceline_train::Network;
 use paceline_train::config::ModelSize;
 use paceline_train::data::Features;
 use paceline_train::model::Net;

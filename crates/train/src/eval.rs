@@ -91,7 +91,7 @@ fn samples(
     let task = Arc::new(Supervised::<Net>::on(data));
     let compute = Compute::new(&model.device, Precision::F32);
     let score = |batch: &Samples| task.evaluate(&model.net, batch, compute);
-    let mut sums = sums(&task, Part::HeldOut, shards(config, path), score)?;
+    let mut sums = sums(&task, Part::HeldOut, config, shards(config, path), score)?;
     let confusion = confused(std::mem::take(&mut sums.confusion));
     let deviations = match model.schema.target {
         Target::Number { deviation, .. } => Some(Deviations::of(&sums, deviation)),
@@ -134,7 +134,7 @@ fn language(
     let compute = Compute::new(&model.device, Precision::F32);
     for &part in parts {
         let score = |batch: &_| task.scores(&model.gpt, batch, compute).sums();
-        all = all.add(sums(&task, part, shards(&config, path), score)?);
+        all = all.add(sums(&task, part, &config, shards(&config, path), score)?);
     }
     Ok(Evaluation {
         perplexity: Some(libm::exp(all.mean_loss())),
@@ -152,13 +152,14 @@ fn shards(config: &TrainConfig, path: Option<&Path>) -> usize {
 fn sums<T: TrainTask>(
     task: &Arc<T>,
     part: Part,
+    config: &TrainConfig,
     shards: usize,
     score: impl FnMut(&T::Batch) -> Result<Sums, TrainError>,
 ) -> Result<Sums, TrainError> {
     if task.len(part) == 0 {
         return Ok(Sums::default());
     }
-    let shards = of_shards(task, part, &split(&**task, part, shards)?, score)?;
+    let shards = of_shards(task, part, &split(&**task, part, shards)?, config, score)?;
     Ok(shards.into_iter().fold(Sums::default(), Sums::add))
 }
 

@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use paceline_collective::ProcessGroup;
+use paceline_ddp::Ddp;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{EvalOptions, eval_split};
-use paceline_ddp::{Ddp, Precision};
 
+use crate::config::TrainConfig;
 use crate::error::{TrainError, loader_error};
+use crate::setup::loader_options;
 use crate::stages::Stages;
 use crate::task::{Compute, Part, Sums, TrainTask};
 
-/// Evaluates `net`, which is on `device`, on the held-out samples, of which there are some, in the training precision.
+/// Evaluates `net`, which is on `device`, on the held-out samples, of which there are some, in the precision of training.
 ///
 /// *Numerics*: batches belong to shards and sums are added in shard order, so the result does not depend on the
 /// number of ranks.
@@ -24,13 +26,13 @@ pub(crate) fn evaluate<T: TrainTask>(
     task: &Arc<T>,
     net: &T::Model,
     device: &Device,
-    precision: Precision,
+    config: &TrainConfig,
     stages: Option<&mut (dyn Stages<T> + 'static)>,
     group: &ProcessGroup,
 ) -> Result<Sums, TrainError> {
     let split = split(&**task, Part::HeldOut, ddp.shard_count())?;
     let device = device.clone().inner();
-    let compute = Compute::new(&device, precision);
+    let compute = Compute::new(&device, config.precision);
     if let Some(stages) = stages {
         let shards = &split[ddp.shards()];
         let mine = stages.evaluate(ddp, net, task, shards, compute)?;
@@ -40,7 +42,7 @@ pub(crate) fn evaluate<T: TrainTask>(
     let all = ddp.with_recovery(|ddp| {
         let mine: Result<Vec<Sums>, TrainError> = ddp.evaluate(net, |net| {
             let shards = &split[ddp.shards()];
-            of_shards(task, Part::HeldOut, shards, |batch| {
+            of_shards(task, Part::HeldOut, shards, config, |batch| {
                 task.evaluate(net, batch, compute)
             })
         })?;
@@ -68,6 +70,7 @@ pub(crate) fn of_shards<T: TrainTask>(
     task: &Arc<T>,
     part: Part,
     shards: &[Vec<Range<usize>>],
+    config: &TrainConfig,
     mut one_batch: impl FnMut(&T::Batch) -> Result<Sums, TrainError>,
 ) -> Result<Vec<Sums>, TrainError> {
     let numbered = shards.iter().enumerate();
@@ -76,7 +79,7 @@ pub(crate) fn of_shards<T: TrainTask>(
     let jobs: Vec<(usize, Range<usize>)> = jobs.collect();
     let options = LoaderOptions {
         workers: usize::from(jobs.len() > 1),
-        ..LoaderOptions::default()
+        ..loader_options(config)
     };
     let task = task.clone();
     let load = move |(_, samples): &(usize, Range<usize>)| task.batch(part, None, samples.clone());

@@ -92,11 +92,23 @@ impl Net {
             Self::Mlp(_) => &Mlp::LAYERS,
         }
     }
+}
 
-    /// Class scores of samples with these features, on the device of the last layer.
-    ///
-    /// *Shape*: `[batch, features]` to `[batch, classes]`, in the type of the weights; normalisation is in f32.
-    pub fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
+impl Network for Net {
+    fn init(
+        config: &TrainConfig,
+        features: Features,
+        outputs: usize,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        config.model.fits(features).map_err(|why| {
+            TrainError::usage(why, "choose another --model, or images of another size")
+        })?;
+        Ok(Self::new(features, outputs, config.model, device))
+    }
+
+    /// On the device of the last layer; normalisation is in f32.
+    fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
         let [batch, _] = input.dims();
         let images = || match features {
             Features::Image {
@@ -113,24 +125,6 @@ impl Net {
             Self::Vit(net) => net.forward(images()),
             Self::Mlp(net) => net.forward(input),
         }
-    }
-}
-
-impl Network for Net {
-    fn init(
-        config: &TrainConfig,
-        features: Features,
-        outputs: usize,
-        device: &Device,
-    ) -> Result<Self, TrainError> {
-        config.model.fits(features).map_err(|why| {
-            TrainError::usage(why, "choose another --model, or images of another size")
-        })?;
-        Ok(Self::new(features, outputs, config.model, device))
-    }
-
-    fn forward(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
-        Self::forward(self, features, input)
     }
 
     fn name(config: &TrainConfig, features: Features) -> String {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
+use crate::classify::Network;
 use crate::classify::{FEATURES_ENTRY, MODEL_ENTRY, evaluation_images, saved_schema};
 use crate::config::{ModelSize, TrainConfig};
 use crate::data::table::{TableOptions, Unlabelled};

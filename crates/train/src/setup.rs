@@ -6,11 +6,13 @@ use burn::tensor::Device;
 use paceline_checkpoint::Checkpoints;
 use paceline_collective::ProcessGroup;
 use paceline_ddp::device;
+use paceline_ddp::loader::LoaderOptions;
 use paceline_ddp::sampler::{
     BatchOptions, DistributedSampler, SamplerOptions, SamplerState, ShardedBatches,
 };
 use paceline_ddp::{BucketCaps, DdpOptions, GradScaler, Precision};
 use paceline_nn::Kernels;
+use paceline_rendezvous::env::Timeout;
 
 use crate::config::{self, NonFinite, Recovery, Strategy, TrainConfig};
 use crate::error::TrainError;
@@ -35,6 +37,18 @@ pub(crate) fn sharded_batches(
         batches.load_state_dict(state)?;
     }
     Ok(batches)
+}
+
+/// How samples are read ahead: no batch may take longer than a rank may let the others wait.
+pub(crate) fn loader_options(config: &TrainConfig) -> LoaderOptions {
+    let defaults = LoaderOptions::default();
+    LoaderOptions {
+        timeout: match config.timeout() {
+            Timeout::After(timeout) => timeout,
+            Timeout::Auto => defaults.timeout,
+        },
+        ..defaults
+    }
 }
 
 pub(crate) fn ddp_options<T: TrainTask>(config: &TrainConfig, task: &T) -> DdpOptions {

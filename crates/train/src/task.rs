@@ -380,7 +380,7 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
         optimizer::of_settings(config, model)
     }
 
-    /// Reads the samples with the given indices, in training on a thread of the loader, ahead of their use. `epoch` is that of training, and
+    /// Reads the samples with the given indices, mostly on a thread of the loader, ahead of their use. `epoch` is that of training, and
     /// `None` in an evaluation: augmented samples must be a pure function of the epoch and the index.
     ///
     /// *Errors*: samples that cannot be read. They end the job.

@@ -18,7 +18,6 @@ use paceline_collective::ProcessGroup;
 use paceline_ddp::loader::{Loader, LoaderOptions};
 use paceline_ddp::sampler::{SamplerState, ShardedBatches, StepPlan};
 use paceline_ddp::{Ddp, DdpError, Reduced, ShardStep, odd_ranks};
-use paceline_rendezvous::env::Timeout;
 use paceline_rendezvous::page::Phase;
 use paceline_rendezvous::stop::StopSignal;
 use paceline_split::DataParallel;
@@ -41,7 +40,9 @@ use crate::records::{Figures, StartRecord, StepRecord, StoppedRecord};
 use crate::report;
 use crate::run_dir::{self, Metrics};
 use crate::schedule::Schedule;
-use crate::setup::{copied, ddp_options, open_checkpoints, open_devices, sharded_batches};
+use crate::setup::{
+    copied, ddp_options, loader_options, open_checkpoints, open_devices, sharded_batches,
+};
 use crate::stages::{PipelineReport, Stages};
 use crate::task::{Part, Step, TrainTask, Unit};
 use best::Best;
@@ -433,11 +434,7 @@ impl<'a, T: TrainTask> Trainer<'a, T> {
         batches.load_state_dict(from)?;
         let options = LoaderOptions {
             workers: self.config.workers,
-            timeout: match self.config.timeout() {
-                Timeout::After(timeout) => timeout,
-                Timeout::Auto => LoaderOptions::default().timeout,
-            },
-            ..LoaderOptions::default()
+            ..loader_options(self.config)
         };
         let (task, shards) = (self.task.clone(), self.ddp.shards());
         let accumulate = self.config.accumulate;

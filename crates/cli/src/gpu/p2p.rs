@@ -4,11 +4,12 @@ mod text;
 
 use std::io::{self, Write};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
 use paceline_doctor::Severity;
-use paceline_doctor::links::{Judgement, Surroundings, judge};
+use paceline_doctor::links::{Judgement, P2P_DISABLE, Surroundings, judge};
 use paceline_nccl::pairs::{LinkReport, PairTest, serve, test};
 use paceline_nccl::{NcclError, Places};
 use paceline_words::{Lang, say};
@@ -17,9 +18,6 @@ use serde::Serialize;
 use crate::exit::{Exit, Failure, note, warn};
 use crate::flags::{finish, print, seconds, whole};
 use crate::usage;
-
-/// NCCL's variable against peer-to-peer.
-const DISABLED: &str = "NCCL_P2P_DISABLE";
 
 /// What `paceline gpu p2p` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
@@ -147,19 +145,22 @@ pub fn settings(lang: Lang) -> Result<Vec<(String, String)>, NcclError> {
 }
 
 /// The same for a program that is started as so many ranks, which may or may not use the devices: nothing is tested unless it sees
-/// several and the user leaves NCCL the choice.
-pub fn settings_for_program(ranks: usize, lang: Lang) -> Vec<(String, String)> {
+/// several and the user leaves NCCL the choice. A program that is started again is neither tested nor told about again.
+pub(crate) fn settings_for_program(ranks: usize, lang: Lang) -> &'static [(String, String)] {
+    static TESTED: OnceLock<Vec<(String, String)>> = OnceLock::new();
     let set = |name| std::env::var(name).ok();
     let shows_one = set("CUDA_VISIBLE_DEVICES").is_some_and(|list| !list.contains(','));
-    if ranks < 2 || shows_one || set(DISABLED).is_some() {
-        return Vec::new();
+    if ranks < 2 || shows_one || set(P2P_DISABLE).is_some() {
+        return &[];
     }
     if paceline_gpu::devices::count().map_or(true, |devices| devices < 2) {
-        return Vec::new();
+        return &[];
     }
-    settings(lang).unwrap_or_else(|error| {
-        note(&error.to_string());
-        Vec::new()
+    TESTED.get_or_init(|| {
+        settings(lang).unwrap_or_else(|error| {
+            note(&error.to_string());
+            Vec::new()
+        })
     })
 }
 

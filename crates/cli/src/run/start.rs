@@ -79,7 +79,7 @@ pub(super) fn prepared(args: &RunArgs, is_told: bool) -> Result<Job, Failure> {
     job.threads_per_rank = args.threads_per_rank;
     args.placement.apply(&mut job);
     let links = p2p::settings_for_program(job.nproc, lang(args.usage.lang));
-    job.env.extend(links);
+    job.env.extend_from_slice(links);
     if let Some(timeout) = args.timeout {
         let timeout = timeout.to_string();
         job.env.push(("PACELINE_TIMEOUT_SECONDS".into(), timeout));

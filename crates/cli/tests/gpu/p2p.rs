@@ -1,6 +1,6 @@
 //! `paceline gpu p2p` on machines that are not there: a fake driver whose links work, do not, or never end.
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use paceline_fake_cuda::Library;
 use paceline_fake_nvml::Fixture;
@@ -17,20 +17,28 @@ struct End {
 
 /// `paceline-launcher gpu p2p WORDS` on a machine, with these variables and no others.
 fn p2p_with(library: &Library, machine: &str, words: &[&str], variables: &[(&str, &str)]) -> End {
+    let command = &["gpu", "p2p", "--size", "1"];
+    launched(library, machine, &[command, words].concat(), &[], variables)
+}
+
+/// `paceline-launcher WORDS` with the variables of a machine and these.
+fn launched(
+    library: &Library,
+    machine: &str,
+    words: &[&str],
+    of_machine: &[(String, String)],
+    variables: &[(&str, &str)],
+) -> End {
     let output = Command::new(LAUNCHER)
-        .args(["gpu", "p2p", "--size", "1"])
         .args(words)
         .env_clear()
         .env("PACELINE_CUDA_LIBRARY", library.driver())
         .envs([Library::variable(machine)])
+        .envs(of_machine.iter().cloned())
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .output()
         .expect("the launcher runs");
-    end(output)
-}
-
-fn end(output: Output) -> End {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     End {
         code: output.status.code(),
@@ -211,20 +219,12 @@ fn a_driver_that_does_not_answer_holds_nobody() {
 
 /// `paceline-launcher run` of a program that says what NCCL is told, on a machine of two cards.
 fn run_on(machine: &str, ranks: &str, variables: &[(&str, &str)]) -> End {
-    let (fixture, library) = (Fixture::open("two-cards-ns"), Library::whole());
-    let output = Command::new(LAUNCHER)
-        .args(["run", "--nproc-per-node", ranks, "sh", "-c"])
-        .arg("echo peers:$NCCL_P2P_DISABLE")
-        .env_clear()
-        .envs(fixture.variables())
-        .env("PACELINE_CUDA_LIBRARY", library.driver())
-        .env("PATH", "/usr/bin:/bin")
-        .envs([Library::variable(machine)])
-        .envs(variables.iter().copied())
-        .stdin(Stdio::null())
-        .output()
-        .expect("the launcher runs");
-    end(output)
+    let fixture = Fixture::open("two-cards-ns");
+    let program = ["sh", "-c", "echo peers:$NCCL_P2P_DISABLE"];
+    let words = [&["run", "--nproc-per-node", ranks][..], &program].concat();
+    let path = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())];
+    let of_machine = [fixture.variables(), path.into()].concat();
+    launched(&Library::whole(), machine, &words, &of_machine, variables)
 }
 
 #[test]

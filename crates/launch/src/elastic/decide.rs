@@ -11,7 +11,7 @@
 //! - An agent that comes to a store reports how the job went on elsewhere, as far as it knows. A store that is behind is no
 //!   longer the job's.
 //! - An agent is known to be dead when its machine refuses the connection to its store, soon after its last sign of life:
-//!   a partition does not refuse, it is silent. Later a refusal proves nothing, because the agent may have gone on
+//!   a partition does not refuse, it is silent. One that has said goodbye counts as dead, too. Later a refusal proves nothing, because the agent may have gone on
 //!   elsewhere before it died. So killed agents do not block the rest; silent ones may.
 //! - An agent on the smaller side, or without the store for two thirds of a lease, kills its ranks. The others take over
 //!   after five quarters of a lease, when it has done so.

@@ -9,6 +9,7 @@ use paceline_ddp::weights;
 use tempfile::TempDir;
 
 use super::*;
+use crate::classify::Network;
 use crate::config::ModelSize;
 use crate::model::Net;
 

@@ -101,10 +101,17 @@ impl<T: TrainTask> Trainer<'_, T> {
         let net = self.net.as_ref().expect("the model is always put back");
         let averaged = self.optimizer.averaged(self.config, net)?;
         let net = averaged.as_ref().unwrap_or(net);
-        let precision = self.config.precision;
         let stages = self.stages.as_deref_mut();
         let (ddp, group) = (&mut self.ddp, &self.group);
-        let sums = evaluate(ddp, &self.task, net, &self.device, precision, stages, group)?;
+        let sums = evaluate(
+            ddp,
+            &self.task,
+            net,
+            &self.device,
+            self.config,
+            stages,
+            group,
+        )?;
         self.follow()?;
         self.observer.did(Kind::Evaluation, start, Instant::now());
         check_classes(&sums.confusion, self.task.classes().len())?;

@@ -118,11 +118,11 @@ impl Agent {
             Some((_, found)) => (found, true),
             None => {
                 // Newcomers have other candidates than those who remember a round: the endpoint is what all know.
-                let mut there = found
+                let first = found
                     .iter()
-                    .filter(|found| matches!(found.answer, Answer::Store(_)));
-                let at_endpoint = there.clone().find(|found| found.store == self.endpoint);
-                match at_endpoint.or_else(|| there.next()) {
+                    .filter(|found| matches!(found.answer, Answer::Store(_)))
+                    .min_by_key(|found| found.store != self.endpoint);
+                match first {
                     Some(found) => (found, false),
                     None => return,
                 }

@@ -42,11 +42,20 @@ impl World {
 }
 
 #[test]
+fn a_small_job_can_be_measured() {
+    measure(&[8]);
+}
+
+#[test]
 #[ignore = "measures; by hand"]
 fn what_agents_do_in_a_job_that_begins_runs_and_loses_a_node() {
+    measure(&[8, 32, 64, 128]);
+}
+
+fn measure(jobs: &[usize]) {
     println!("| nodes, ranks | | job's time | processor time of an agent | its inputs |");
     println!("|---|---|---|---|---|");
-    for nodes in [8, 32, 64, 128] {
+    for nodes in jobs.iter().copied() {
         let row = |what: &str, part: &Part| {
             println!(
                 "| {nodes}, {} | {what} | {:.1} s | {:.1} ms | {} |",
