@@ -66,6 +66,8 @@ pub(crate) struct Engine {
     sent: Arc<AtomicU64>,
     /// The next call to be executed was [begun](Self::begin).
     begun: bool,
+    /// A call is being executed, or one has panicked and left peers in no known state.
+    inside: bool,
 }
 
 /// What came of an attempt to begin a call without waiting for anybody.
@@ -102,6 +104,7 @@ impl Engine {
             gauges: Arc::default(),
             sent: Arc::default(),
             begun: false,
+            inside: false,
         }
     }
 
@@ -141,16 +144,18 @@ impl Engine {
     /// next call executed.
     pub(crate) fn begin(&mut self, call: &Call, operand: &Operand) -> Begun {
         let (size, header) = (call.element_bytes(), &call.header);
-        let Some(team) = self.team.as_ref().filter(|_| self.begins()) else {
+        let begins = self.begins() && !self.inside;
+        let Some(team) = self.team.as_ref().filter(|_| begins) else {
             return Begun::No;
         };
         let prepared = self.cache.get(call, self.rank, 0);
         if header.piece < header.total || !prepared.is_inline(size) {
             return Begun::No;
         }
-        let mut ground = Ground::new(call, self.rank, operand, &prepared, 0, None);
+        self.inside = true;
+        let mut ground = Ground::new(call, self.rank, operand, prepared, 0, None);
         ground.lend_inline(team.begin());
-        self.begun = true;
+        (self.begun, self.inside) = (true, false);
         match team.announce(header, [0; 2]) {
             true => Begun::Met,
             false => Begun::Come,
@@ -172,6 +177,9 @@ impl Engine {
         wait: &OpWait<'_>,
         runner: Runner,
     ) -> Result<Option<Instant>, Error> {
+        if std::mem::replace(&mut self.inside, true) {
+            return Err(Error::ThreadGone { rank: self.rank });
+        }
         let mut cut = None;
         let ready = loop {
             let whole_or_cut = cut.as_ref().unwrap_or(call);
@@ -200,6 +208,7 @@ impl Engine {
                 std::slice::from_raw_parts_mut(operand.output().as_ptr(), bytes)
             });
         }
+        self.inside = false;
         Ok(ready)
     }
 
@@ -237,7 +246,6 @@ impl Engine {
     ) -> Result<Came, Error> {
         let size = call.element_bytes();
         let prepared = self.cache.get(call, self.rank, first);
-        let prepared = &*prepared;
         let temp = reserve(&mut self.temp, &Allocator::Heap, prepared.temp_bytes(size))?;
         let mut ground = Ground::new(call, self.rank, operand, prepared, first, temp);
         let Some(team) = &self.team else {

@@ -38,8 +38,6 @@ pub(crate) const QUEUE_MAX: usize = 1024;
 pub(crate) struct Executor {
     status: Arc<Status>,
     recorder: Arc<Recorder>,
-    /// Locked by the thread that has set `running`, and so never waited for.
-    engine: std::sync::Mutex<Engine>,
     /// In nanoseconds.
     timeout: AtomicU64,
     /// Whether the engine can begin small calls.
@@ -58,16 +56,14 @@ impl Executor {
         engine: Engine,
         timeout: Duration,
     ) -> Self {
-        let (queue, work, room) = (Mutex::default(), Condvar::new(), Condvar::new());
         Self {
             status,
             recorder,
             begins: engine.begins(),
-            engine: std::sync::Mutex::new(engine),
             timeout: AtomicU64::new(nanos(timeout)),
-            queue,
-            work,
-            room,
+            queue: Mutex::new(Queue::of(engine)),
+            work: Condvar::new(),
+            room: Condvar::new(),
         }
     }
 
@@ -90,11 +86,10 @@ impl Executor {
             self.finish_met();
         }
         let mut queue = self.queue.lock();
-        if small && !queue.running && queue.jobs.is_empty() {
+        if small && !queue.is_running() && queue.jobs.is_empty() {
             let seq = queue.number(&mut call);
-            queue.running = true;
-            drop(queue);
-            return (seq, self.begin(call, operand, submitted));
+            let turn = self.turn(queue);
+            return (seq, self.begin(turn, call, operand, submitted));
         }
         while queue.jobs.len() >= QUEUE_MAX {
             queue.crowd += 1;
@@ -105,7 +100,7 @@ impl Executor {
         let (job, outcome) = self.job(call, operand, Times::of(submitted));
         queue.jobs.push_back(job);
         // The executing thread looks at the queue afterwards.
-        let wake = !queue.running;
+        let wake = !queue.is_running();
         drop(queue);
         if wake {
             self.work.notify_one();
@@ -118,19 +113,15 @@ impl Executor {
         let submitted = Instant::now();
         let mut queue = self.queue.lock();
         let seq = queue.number(&mut call);
-        if queue.running || !queue.jobs.is_empty() {
+        if queue.is_running() || !queue.jobs.is_empty() {
             let (job, outcome) = self.job(call, operand, Times::of(submitted));
             queue.jobs.push_back(job);
             drop(queue);
             return self.settle(seq, &outcome);
         }
-        queue.running = true;
-        drop(queue);
-        let turn = Turn(self);
+        let mut turn = self.turn(queue);
         let times = Times::of(submitted);
-        let settled = self.execute(&call, operand, times, submitted, Runner::Caller);
-        drop(turn);
-        settled
+        turn.execute(&call, operand, times, submitted, Runner::Caller)
     }
 
     /// Waits for the end of operation `seq`, whose result is left in `outcome`; executes what is queued up to it when
@@ -140,45 +131,41 @@ impl Executor {
             return settled;
         }
         let mut queue = self.queue.lock();
-        if queue.running {
+        if queue.is_running() {
             drop(queue);
             return outcome.wait();
         }
-        let mut turn = None;
-        while let Some(job) = queue.take_until(seq) {
-            self.leave(queue);
-            turn.get_or_insert_with(|| Turn(self));
-            let own = job.seq() == seq;
-            let started = job.times.started();
-            let settled = self.execute(&job.call, job.operand, job.times, started, Runner::Caller);
-            if own {
-                job.promise.forget();
-                return settled;
+        if let Some(mut job) = queue.take_until(seq) {
+            let mut turn = self.turn(queue);
+            loop {
+                let own = job.seq() == seq;
+                let started = job.times.started();
+                let settled =
+                    turn.execute(&job.call, job.operand, job.times, started, Runner::Caller);
+                if own {
+                    job.promise.forget();
+                    return settled;
+                }
+                job.promise.keep(settled);
+                let mut queue = self.queue.lock();
+                let Some(next) = queue.take_until(seq) else {
+                    break;
+                };
+                self.leave(queue);
+                job = next;
             }
-            job.promise.keep(settled);
-            queue = self.queue.lock();
         }
-        drop(queue);
-        drop(turn);
         outcome.wait()
     }
 
     /// Finishes the operation in front if that waits for nobody. *Blocks*: no.
     pub(crate) fn finish_met(&self) {
         let mut queue = self.queue.lock();
-        if !queue.has_begun() {
-            return;
+        if queue.has_met()
+            && let Some(job) = queue.jobs.pop_front()
+        {
+            self.turn(queue).complete(job, Runner::Caller);
         }
-        queue.running = true;
-        drop(queue);
-        let turn = Turn(self);
-        if self.engine.lock().is_ok_and(|engine| engine.is_met()) {
-            let job = self.queue.lock().jobs.pop_front();
-            if let Some(job) = job {
-                self.complete(job, Runner::Caller);
-            }
-        }
-        drop(turn);
     }
 
     /// The communication thread: runs until [`close`](Self::close), and then what is still queued.
@@ -191,10 +178,7 @@ impl Executor {
                     let Some(job) = queue.jobs.pop_front() else {
                         continue;
                     };
-                    self.leave(queue);
-                    let turn = Turn(self);
-                    self.complete(job, Runner::CommThread);
-                    drop(turn);
+                    self.turn(queue).complete(job, Runner::CommThread);
                     queue = self.queue.lock();
                 }
                 Next::Sleep => {
@@ -222,7 +206,7 @@ impl Executor {
         let started = Instant::now();
         loop {
             let queue = self.queue.lock();
-            if !queue.running && queue.jobs.is_empty() {
+            if !queue.is_running() && queue.jobs.is_empty() {
                 return true;
             }
             drop(queue);
@@ -235,7 +219,7 @@ impl Executor {
 
     /// Frees the memory that operations keep for the next ones, once they have [ended](Self::is_idle_within).
     pub(crate) fn release(&self) {
-        if let Ok(mut engine) = self.engine.lock() {
+        if let Some(engine) = self.queue.lock().engine() {
             engine.release(self.status.generation());
         }
     }
@@ -250,15 +234,17 @@ impl Executor {
         self.queue.lock().seq
     }
 
-    /// Begins an operation that nothing is in front of; the caller has set `running`.
-    fn begin(&self, call: Call, operand: Operand, submitted: Instant) -> Arc<Outcome> {
-        let turn = Turn(self);
+    /// Begins an operation that nothing is in front of.
+    fn begin(
+        &self,
+        mut turn: Turn<'_>,
+        call: Call,
+        operand: Operand,
+        submitted: Instant,
+    ) -> Arc<Outcome> {
         let started = Instant::now();
-        // The executing thread reports a poisoned lock.
-        let begun = match self.engine.lock() {
-            Ok(mut engine) => engine.begin(&call, &operand),
-            Err(_) => Begun::No,
-        };
+        let engine = turn.engine.as_mut();
+        let begun = engine.map_or(Begun::No, |engine| engine.begin(&call, &operand));
         let times = Times {
             submitted,
             begun: (begun != Begun::No).then_some(started),
@@ -268,7 +254,7 @@ impl Executor {
                 .started(&self.entry(&call), submitted, started);
         }
         if begun == Begun::Met {
-            return Outcome::of(self.execute(&call, operand, times, started, Runner::Caller));
+            return Outcome::of(turn.execute(&call, operand, times, started, Runner::Caller));
         }
         let (job, outcome) = self.job(call, operand, times);
         let mut queue = self.queue.lock();
@@ -297,78 +283,23 @@ impl Executor {
         (job, outcome)
     }
 
-    /// Leaves the queue with a job from it to execute.
-    fn leave(&self, mut queue: MutexGuard<'_, Queue>) {
-        queue.running = true;
+    /// Leaves the queue with the right to execute, which nobody has.
+    fn turn(&self, mut queue: MutexGuard<'_, Queue>) -> Turn<'_> {
+        let engine = queue.take_engine();
+        self.leave(queue);
+        Turn {
+            executor: self,
+            engine,
+        }
+    }
+
+    /// Leaves the queue, which may have become shorter.
+    fn leave(&self, queue: MutexGuard<'_, Queue>) {
         let crowd = queue.crowd;
         drop(queue);
         if crowd > 0 {
             self.room.notify_one();
         }
-    }
-
-    fn complete(&self, job: Job, runner: Runner) {
-        let started = job.times.started();
-        let settled = self.execute(&job.call, job.operand, job.times, started, runner);
-        job.promise.keep(settled);
-    }
-
-    /// Runs a call that this rank joins, or joined when its caller began it, at `started`.
-    fn execute(
-        &self,
-        call: &Call,
-        mut operand: Operand,
-        times: Times,
-        started: Instant,
-        runner: Runner,
-    ) -> Settled {
-        let status = &*self.status;
-        let Times { submitted, begun } = times;
-        let seq = call.header.operation.seq;
-        let wait = OpWait::new(status, call.header.operation, started, self.timeout());
-        let ready = match begun {
-            // Its peers may all have come before something else failed.
-            Some(_) => Ok(()),
-            None => status.health(),
-        };
-        let result = ready.and_then(|()| {
-            if begun.is_none() {
-                self.recorder.started(&self.entry(call), submitted, started);
-            }
-            // A poisoned lock means that an engine panicked: its peers are in no known state.
-            let mut engine = self
-                .engine
-                .lock()
-                .map_err(|_| Error::ThreadGone { rank: status.rank })?;
-            engine.execute(call, &operand, &wait, runner)
-        });
-        let settled = match result {
-            Ok(peers_ready) => {
-                // The clock takes a tenth of the smallest call each time.
-                let finished = Instant::now();
-                let peers_ready = peers_ready.unwrap_or(finished);
-                self.recorder.finished(seq, peers_ready, finished);
-                Ok((
-                    operand.into_region(),
-                    OpTiming {
-                        submitted,
-                        started,
-                        peers_ready,
-                        finished,
-                    },
-                ))
-            }
-            Err(error) => {
-                operand.lose(status.generation());
-                self.recorder.failed(seq, Instant::now());
-                let first = status.fail(error);
-                status.announce();
-                Err(first)
-            }
-        };
-        // Only now: until the peers know of a failure, this rank counts as one that waits.
-        wait.retract();
-        settled
     }
 
     /// What the flight recorder keeps of a call.
@@ -396,17 +327,87 @@ impl Executor {
     }
 }
 
-/// The right to execute; given back even by a panic.
-struct Turn<'a>(&'a Executor);
+/// The right to execute, which is having the engine; given back even by a panic.
+struct Turn<'a> {
+    executor: &'a Executor,
+    engine: Option<Box<Engine>>,
+}
+
+impl Turn<'_> {
+    fn complete(&mut self, job: Job, runner: Runner) {
+        let started = job.times.started();
+        let settled = self.execute(&job.call, job.operand, job.times, started, runner);
+        job.promise.keep(settled);
+    }
+
+    /// Runs a call that this rank joins, or joined when its caller began it, at `started`.
+    fn execute(
+        &mut self,
+        call: &Call,
+        mut operand: Operand,
+        times: Times,
+        started: Instant,
+        runner: Runner,
+    ) -> Settled {
+        let executor = self.executor;
+        let (status, recorder) = (&*executor.status, &*executor.recorder);
+        let Times { submitted, begun } = times;
+        let seq = call.header.operation.seq;
+        let wait = OpWait::new(status, call.header.operation, started, executor.timeout());
+        let ready = match begun {
+            // Its peers may all have come before something else failed.
+            Some(_) => Ok(()),
+            None => status.health(),
+        };
+        let result = ready.and_then(|()| {
+            if begun.is_none() {
+                recorder.started(&executor.entry(call), submitted, started);
+            }
+            let engine = self.engine.as_mut();
+            let engine = engine.ok_or(Error::ThreadGone { rank: status.rank })?;
+            engine.execute(call, &operand, &wait, runner)
+        });
+        let settled = match result {
+            Ok(peers_ready) => {
+                // The clock takes a tenth of the smallest call each time.
+                let finished = Instant::now();
+                let peers_ready = peers_ready.unwrap_or(finished);
+                recorder.finished(seq, peers_ready, finished);
+                Ok((
+                    operand.into_region(),
+                    OpTiming {
+                        submitted,
+                        started,
+                        peers_ready,
+                        finished,
+                    },
+                ))
+            }
+            Err(error) => {
+                operand.lose(status.generation());
+                recorder.failed(seq, Instant::now());
+                let first = status.fail(error);
+                status.announce();
+                Err(first)
+            }
+        };
+        // Only now: until the peers know of a failure, this rank counts as one that waits.
+        wait.retract();
+        settled
+    }
+}
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut queue = self.0.queue.lock();
-        queue.running = false;
+        let Some(engine) = self.engine.take() else {
+            return;
+        };
+        let mut queue = self.executor.queue.lock();
+        queue.give_back(engine);
         let wake = queue.needs_thread();
         drop(queue);
         if wake {
-            self.0.work.notify_all();
+            self.executor.work.notify_all();
         }
     }
 }

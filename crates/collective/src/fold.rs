@@ -37,11 +37,17 @@ pub(crate) const CHUNK_BYTES: usize = 8 << 10;
 /// a finished chunk is copied to one output after the other.
 const DIRECT_OUTPUTS_MAX: usize = 4;
 
-/// Accumulators, kept between operations so that they stay warm and are allocated once.
+/// What folds work in, kept between operations so that it stays warm and is allocated once.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// Accumulators.
     lines: Vec<Line>,
+    /// Where the entries of a program's stack lie, while it runs.
+    stack: Vec<*const u8>,
 }
+
+// SAFETY: what is in the stack is not used after the fold that put it there.
+unsafe impl Send for Scratch {}
 
 /// For the alignment of every element type, and so that no vector straddles two lines.
 #[derive(Debug, Clone, Copy)]
@@ -212,7 +218,7 @@ impl Fold<'_> {
         let slot = |position: usize| unsafe { base.add(position * CHUNK_BYTES).cast::<T::Wide>() };
         let staged = slot(accumulators).cast::<u8>();
         let route = Route::new::<T>(self.outputs, self.streaming);
-        let mut stack: Vec<*const T::Wide> = Vec::with_capacity(accumulators);
+        let stack = &mut scratch.stack;
         // A short first chunk brings the outputs to the begin of a line.
         let offset = self.outputs[0].addr() % LINE_BYTES;
         let head = (LINE_BYTES - offset) % LINE_BYTES / size_of::<T>();
@@ -260,12 +266,12 @@ impl Fold<'_> {
                                     finish,
                                 });
                             }
-                            stack.push(from);
+                            stack.push(from.cast());
                         }
                     }
                     Step::Merge => {
-                        let right = stack.pop().expect("a program merges two entries");
-                        let left = stack.pop().expect("a program merges two entries");
+                        let mut pop = || stack.pop().expect("a program merges two entries").cast();
+                        let (right, left) = (pop(), pop());
                         let to = slot(stack.len());
                         // SAFETY: as above; the slot at the position that the result takes is free, or is the left
                         // operand, and slots do not overlap.
@@ -289,7 +295,7 @@ impl Fold<'_> {
                                 });
                             }
                         }
-                        stack.push(to);
+                        stack.push(to.cast_const().cast());
                     }
                 }
             }

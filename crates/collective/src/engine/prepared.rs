@@ -1,7 +1,6 @@
 //! Plans ready to run, kept between calls: training issues the same ones in every step.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
 
 use crate::call::Call;
 use crate::plan::{INLINE_BYTES_MAX, Layout, Place, Plan, Share, Space, Spec};
@@ -156,12 +155,12 @@ fn disjoint<'a>(shares: impl Iterator<Item = &'a Share>) -> Vec<(Place, usize)> 
 /// The plans of the last calls, the latest first.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
-    plans: VecDeque<Arc<Prepared>>,
+    plans: VecDeque<Prepared>,
 }
 
 impl Cache {
     /// The plan of the piece of a call that begins with element `first`.
-    pub(super) fn get(&mut self, call: &Call, rank: usize, first: usize) -> Arc<Prepared> {
+    pub(super) fn get(&mut self, call: &Call, rank: usize, first: usize) -> &Prepared {
         let (total, piece) = (call.header.total, call.header.piece);
         let cut;
         let spec = if piece >= total {
@@ -179,11 +178,10 @@ impl Cache {
             if found > 0 {
                 self.plans.swap(0, found);
             }
-            return self.plans[0].clone();
+        } else {
+            self.plans.truncate(PLANS_MAX - 1);
+            self.plans.push_front(Prepared::new(spec.clone(), rank));
         }
-        self.plans.truncate(PLANS_MAX - 1);
-        let prepared = Arc::new(Prepared::new(spec.clone(), rank));
-        self.plans.push_front(prepared.clone());
-        prepared
+        &self.plans[0]
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::call::Call;
+use crate::engine::Engine;
 use crate::memory::Operand;
 use crate::ticket::Promise;
 
@@ -12,11 +13,11 @@ use crate::ticket::Promise;
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Operations in the order of their submission.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Queue {
     pub(super) jobs: VecDeque<Job>,
-    /// Somebody is executing; others queue up.
-    pub(super) running: bool,
+    /// Away while somebody is executing with it; others queue up then.
+    engine: Option<Box<Engine>>,
     pub(super) closed: bool,
     /// Number of the last operation submitted.
     pub(super) seq: u64,
@@ -80,6 +81,38 @@ impl Job {
 }
 
 impl Queue {
+    pub(super) fn of(engine: Engine) -> Self {
+        Self {
+            jobs: VecDeque::new(),
+            engine: Some(Box::new(engine)),
+            closed: false,
+            seq: 0,
+            begun: 0,
+            looks: false,
+            crowd: 0,
+        }
+    }
+
+    /// Whether somebody is executing.
+    pub(super) fn is_running(&self) -> bool {
+        self.engine.is_none()
+    }
+
+    /// The engine, unless somebody is executing.
+    pub(super) fn engine(&mut self) -> Option<&mut Engine> {
+        self.engine.as_deref_mut()
+    }
+
+    /// Somebody begins to execute.
+    pub(super) fn take_engine(&mut self) -> Option<Box<Engine>> {
+        self.engine.take()
+    }
+
+    /// Nobody is executing any more.
+    pub(super) fn give_back(&mut self, engine: Box<Engine>) {
+        self.engine = Some(engine);
+    }
+
     /// Gives a call the next number.
     pub(super) fn number(&mut self, call: &mut Call) -> u64 {
         self.seq += 1;
@@ -95,7 +128,7 @@ impl Queue {
             false => Next::Look(PATIENCE),
         };
         match self.jobs.front() {
-            _ if self.running => rest,
+            _ if self.is_running() => rest,
             None if self.closed => Next::End,
             None => rest,
             Some(front) => {
@@ -124,10 +157,11 @@ impl Queue {
         }
     }
 
-    /// Whether the front was begun by its caller, and nobody executes.
-    pub(super) fn has_begun(&self) -> bool {
-        let front = self.jobs.front();
-        !self.running && front.is_some_and(|job| job.times.begun.is_some())
+    /// Whether the front was begun by its caller, all ranks have come to it since, and nobody executes.
+    pub(super) fn has_met(&self) -> bool {
+        let begun = |job: &Job| job.times.begun.is_some();
+        self.jobs.front().is_some_and(begun)
+            && self.engine.as_ref().is_some_and(|engine| engine.is_met())
     }
 
     /// The next operation, none when `seq` lies before it.
@@ -143,6 +177,7 @@ mod tests {
     use crate::call::Header;
     use crate::element::DType;
     use crate::error::{OpKind, Operation};
+    use crate::memory::Allocator;
     use crate::plan::{Algorithm, Hosts, Kind, Pattern, Spec};
     use crate::tree::Tree;
 
@@ -183,11 +218,9 @@ mod tests {
         let start = Instant::now();
         let jobs = begun.iter().zip(1..);
         let jobs = jobs.map(|(begun, seq)| job(seq, start, begun.then_some(start)));
-        let queue = Queue {
-            jobs: jobs.collect(),
-            begun: begun.iter().filter(|begun| **begun).count() as u64,
-            ..Queue::default()
-        };
+        let mut queue = Queue::of(Engine::new(0, None, None, Allocator::Heap));
+        queue.jobs = jobs.collect();
+        queue.begun = begun.iter().filter(|begun| **begun).count() as u64;
         (queue, start)
     }
 
@@ -215,7 +248,7 @@ mod tests {
         queue.begun = 7;
         assert_eq!(queue.next(start, 6), Next::Look(PATIENCE));
         assert_eq!(queue.next(start, 7), Next::Sleep);
-        queue.running = true;
+        let _engine = queue.take_engine();
         assert_eq!(queue.next(start, 6), Next::Look(PATIENCE));
     }
 
@@ -229,7 +262,10 @@ mod tests {
             (&[false], false, Next::Run),
         ] {
             let (mut queue, start) = queue(begun);
-            (queue.closed, queue.running) = (true, running);
+            queue.closed = true;
+            if running {
+                queue.take_engine();
+            }
             assert_eq!(queue.next(start, queue.begun), expected, "{begun:?}");
             assert!(queue.needs_thread());
         }
@@ -255,6 +291,5 @@ mod tests {
         let (mut queue, _) = queue(&[true, false, false]);
         let taken = std::iter::from_fn(|| queue.take_until(2)).map(|job| job.seq());
         assert_eq!(taken.collect::<Vec<_>>(), [1, 2]);
-        assert!(!queue.has_begun());
     }
 }
