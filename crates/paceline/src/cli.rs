@@ -66,8 +66,8 @@ impl Command {
     pub(crate) fn run(&self) -> Result<Exit, Failure> {
         match self {
             Self::Train(args) => commands::train::train(&Program::PACELINE, args),
-            Self::Eval(args) => commands::eval::run(args),
-            Self::Predict(args) => commands::predict::run(args),
+            Self::Eval(args) => commands::eval::run(&Program::PACELINE, args),
+            Self::Predict(args) => commands::predict::run(&Program::PACELINE, args),
             Self::Export(args) => commands::export::run(args),
             Self::Generate(args) => commands::generate::generate(args),
             Self::Plan(args) => commands::plan::plan(args),
@@ -157,8 +157,7 @@ fn program() -> clap::Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(train::command())
-        .subcommand(eval::eval_command())
-        .subcommand(eval::predict_command())
+        .subcommands(eval::commands("paceline"))
         .subcommand(export::command())
         .subcommand(generate::command())
         .subcommand(plan::command())

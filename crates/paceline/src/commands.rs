@@ -15,7 +15,9 @@ pub(crate) mod train;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_collective::ProcessGroup;
 use paceline_train::config::{ConfigError, TrainConfig, UserProgram};
-use paceline_train::{End, FailureClass, Foreseen, Output, TrainError, TrainTask};
+use paceline_train::{
+    End, FailureClass, Foreseen, LoadPredictor, Output, Predictor, TrainError, TrainTask,
+};
 
 /// What this program trains.
 pub(crate) struct Program {
@@ -23,6 +25,7 @@ pub(crate) struct Program {
     user: Option<UserProgram>,
     foresee: fn(&TrainConfig) -> Result<Foreseen, TrainError>,
     train: fn(&TrainConfig, ProcessGroup, Output) -> Result<End, TrainError>,
+    predictor: Option<LoadPredictor>,
 }
 
 impl Program {
@@ -31,6 +34,7 @@ impl Program {
         user: None,
         foresee: paceline_train::foresee,
         train: paceline_train::train,
+        predictor: Some(Predictor::of_run),
     };
 
     /// A user's program.
@@ -39,7 +43,13 @@ impl Program {
             user: Some(user),
             foresee: paceline_train::foresee_task::<T>,
             train: paceline_train::train_task::<T>,
+            predictor: T::PREDICTOR,
         }
+    }
+
+    /// How its trained models are loaded, if they are of samples as `paceline train` reads them: only such a program has the commands that ask.
+    fn predictor(&self) -> LoadPredictor {
+        self.predictor.expect("a program of samples")
     }
 
     /// Its command.

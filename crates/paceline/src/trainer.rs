@@ -5,11 +5,12 @@
 //! settings file and `PACELINE_*` variables.
 //!
 //! A model for labelled samples of the kinds that `paceline train` reads (a table, images, IDX files) is a [`Network`], and the program's task
-//! [`Supervised`] with it: the command line then has the options of data and losses too.
+//! [`Supervised`] with it: the command line then has the options of data and losses too, and the commands `eval` and `predict`.
 //!
 //! ```text
 //! my-program --nproc-per-node 4 --epochs 3
 //! my-program --resume
+//! my-program predict new.csv
 //! paceline run --nproc-per-node 4 my-program --epochs 3
 //! ```
 //!
@@ -73,15 +74,16 @@ use paceline_train::config::UserProgram;
 pub use paceline_train::config::TrainConfig;
 pub use paceline_train::data::Features;
 pub use paceline_train::{
-    Compute, Cuts, Loss, Metric, Network, Part, Parts, SequentialTask, Step, StepFigures, Sums,
-    Supervised, TrainError, TrainTask, Unit,
+    Answer, Compute, Cuts, Loss, Metric, Network, Part, Parts, Prediction, Predictor,
+    SequentialTask, Step, StepFigures, Sums, Supervised, TrainError, TrainTask, Unit, Which,
 };
 
 use crate::cli::program::{Asked, parse};
 use crate::commands::{self, Program};
 
 /// Trains as this process's command line asks: as a rank if a launcher started it, else with ranks that it starts, which are this program
-/// again. Prints errors, and returns the exit code of `paceline train`.
+/// again. Or evaluates or applies what an earlier run has trained, with `eval` and `predict` of [`Supervised`]. Prints errors, and returns the
+/// exit code of `paceline train`.
 ///
 /// *Blocks*: until the job has ended.
 #[must_use]
@@ -94,11 +96,13 @@ pub fn run<T: TrainTask>() -> ExitCode {
         .unwrap_or(&name);
     let user = UserProgram {
         name: name.to_string(),
-        reads_data: T::READS_DATA,
+        reads_data: T::PREDICTOR.is_some(),
     };
     let program = Program::of::<T>(user.clone());
     let result = match parse(&user, &words) {
         Ok(Asked::Train(args)) => commands::train::train(&program, &args),
+        Ok(Asked::Eval(args)) => commands::eval::run(&program, &args),
+        Ok(Asked::Predict(args)) => commands::predict::run(&program, &args),
         Ok(Asked::Worker(args)) => commands::rank::worker(&program, &args),
         Err(stop) => return stop.report().into(),
     };

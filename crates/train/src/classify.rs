@@ -15,6 +15,7 @@ use crate::config::{ModelSize, TrainConfig};
 use crate::data::mixup::mix_opposites;
 use crate::data::{self, Dataset, Features, Labels, Schema, Target, Values};
 use crate::error::TrainError;
+use crate::predictor::{LoadPredictor, Predictor};
 use crate::regression::{self, Deviations};
 use crate::report::plural;
 use crate::scores::{self, Scores};
@@ -110,13 +111,39 @@ impl<N: Network> Supervised<N> {
     ///
     /// *Shape*: `[samples, outputs]`.
     fn outputs(&self, model: &N, batch: &Samples, compute: Compute<'_>) -> Tensor<2> {
-        let Compute {
-            device, precision, ..
-        } = compute;
-        let features = self.data.schema.features;
-        let values = TensorData::new(batch.values.clone(), [batch.labels.len(), features.count()]);
-        let input = Tensor::from_data(values, device);
+        let (features, precision) = (self.data.schema.features, compute.precision);
+        let input = batch.input(compute.device);
         precision.logits(model.forward(features, precision.input(input)))
+    }
+}
+
+impl Samples {
+    /// *Shape*: `[samples, features]`.
+    pub(crate) fn input(&self, device: &Device) -> Tensor<2> {
+        let samples = self.labels.len();
+        let values = TensorData::new(
+            self.values.clone(),
+            [samples, self.values.len() / samples.max(1)],
+        );
+        Tensor::from_data(values, device)
+    }
+
+    /// The sums of what a model says of the samples.
+    ///
+    /// *Shape*: `[samples, outputs]`.
+    pub(crate) fn sums(&self, outputs: Tensor<2>) -> Result<Sums, TrainError> {
+        match &self.labels {
+            Labels::Classes(labels) => {
+                let scores = Scores::of(outputs, labels);
+                let (right, best) = (scores.right.clone(), scores.best()?);
+                let sums = scores.sums_with(best.clone())?;
+                Ok(sums.with_confusion(&right, &best))
+            }
+            Labels::Numbers(numbers) => {
+                let predicted: Vec<f32> = outputs.into_data().iter::<f32>().collect();
+                Ok(regression::sums(&predicted, numbers))
+            }
+        }
     }
 }
 
@@ -124,7 +151,7 @@ impl<N: Network> TrainTask for Supervised<N> {
     type Model = N;
     type Batch = Samples;
 
-    const READS_DATA: bool = true;
+    const PREDICTOR: Option<LoadPredictor> = Some(Predictor::of_network::<N>);
 
     fn open(config: &TrainConfig, group: Option<&ProcessGroup>) -> Result<Self, TrainError> {
         Ok(Self::on(data::open(
@@ -327,19 +354,7 @@ impl<N: Network> TrainTask for Supervised<N> {
         batch: &Samples,
         compute: Compute<'_>,
     ) -> Result<Sums, TrainError> {
-        let outputs = self.outputs(model, batch, compute);
-        match &batch.labels {
-            Labels::Classes(labels) => {
-                let scores = Scores::of(outputs, labels);
-                let (right, best) = (scores.right.clone(), scores.best()?);
-                let sums = scores.sums_with(best.clone())?;
-                Ok(sums.with_confusion(&right, &best))
-            }
-            Labels::Numbers(numbers) => {
-                let predicted: Vec<f32> = outputs.into_data().iter::<f32>().collect();
-                Ok(regression::sums(&predicted, numbers))
-            }
-        }
+        batch.sums(self.outputs(model, batch, compute))
     }
 
     fn metrics(&self, sums: &Sums) -> Vec<Metric> {

@@ -16,7 +16,7 @@ use crate::evaluate::{of_shards, split};
 use crate::generate::Generator;
 use crate::language::Text;
 use crate::model::Net;
-use crate::predictor::Predictor;
+use crate::predictor::{LoadPredictor, Predictor};
 use crate::regression::Deviations;
 use crate::task::{Compute, Part, Sums, TrainTask};
 use crate::trained::Which;
@@ -52,7 +52,7 @@ pub struct Evaluation {
     pub warnings: Vec<String>,
 }
 
-/// Evaluates a checkpoint of the run in `config.run_dir` in f32 on the CPU: on the run's held-out data, or on all of the data in
+/// Evaluates a checkpoint of the run in `config.run_dir`, which `load` loads unless it is one of a language model, in f32 on the CPU: on the run's held-out data, or on all of the data in
 /// `data`, which is read as the run's data was.
 ///
 /// *Numerics*: on the held-out data of a run in f32 on the CPU, the same bits as the run's own evaluation of this checkpoint, if it made one.
@@ -62,9 +62,12 @@ pub fn eval(
     config: &TrainConfig,
     data: Option<&Path>,
     which: Which,
+    load: LoadPredictor,
 ) -> Result<Evaluation, TrainError> {
     match config.task {
-        Task::Digits | Task::Idx | Task::Csv | Task::Images => samples(config, data, which),
+        Task::Digits | Task::Idx | Task::Csv | Task::Images => {
+            samples(config, data, &load(config, which)?)
+        }
         Task::Lm => language(config, data, which),
     }
 }
@@ -72,9 +75,8 @@ pub fn eval(
 fn samples(
     config: &TrainConfig,
     path: Option<&Path>,
-    which: Which,
+    model: &Predictor,
 ) -> Result<Evaluation, TrainError> {
-    let model = Predictor::of_run(&config.run_dir, which)?;
     let data = match path {
         Some(path) => data::open_as(config, path, &model.schema)?,
         None => data::open(config, true)?,
@@ -88,9 +90,9 @@ fn samples(
             "name data to evaluate on with --data",
         ));
     }
+    // For its samples: the model may be another one.
     let task = Arc::new(Supervised::<Net>::on(data));
-    let compute = Compute::new(&model.device, Precision::F32);
-    let score = |batch: &Samples| task.evaluate(&model.net, batch, compute);
+    let score = |batch: &Samples| batch.sums(model.scores(batch.input(&model.device)));
     let mut sums = sums(&task, Part::HeldOut, config, shards(config, path), score)?;
     let confusion = confused(std::mem::take(&mut sums.confusion));
     let deviations = match model.schema.target {

@@ -56,7 +56,7 @@ pub use eval::{Evaluation, eval};
 pub use export::{Exported, Format, export};
 pub use foresee::{Foreseen, foresee, foresee_task};
 pub use generate::{GenerateOptions, Generator};
-pub use predictor::{Answer, Prediction, Predictor};
+pub use predictor::{Answer, LoadPredictor, Prediction, Predictor};
 pub use regression::Deviations;
 pub use replay::{Replay, Replayed, replay};
 pub use scalars::scalars;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, Tensor, TensorData};
+use paceline_checkpoint::SavedModel;
 use rayon::prelude::*;
 
 use crate::classify::Network;
@@ -15,12 +16,27 @@ use crate::model::Net;
 use crate::task::EVALUATION_BATCH;
 use crate::trained::{Which, entry, misfit};
 
+/// How a task loads the trained model of a run.
+#[doc(hidden)]
+pub type LoadPredictor = fn(&TrainConfig, Which) -> Result<Predictor, TrainError>;
+
 /// A trained model and what it knows of its data, on the CPU.
 pub struct Predictor {
-    pub(crate) net: Net,
+    net: Box<dyn Scores>,
     pub(crate) schema: Schema,
     pub(crate) device: Device,
     pub(crate) checkpoint: PathBuf,
+}
+
+/// A [`Network`] of any type.
+trait Scores {
+    fn scores(&self, features: Features, input: Tensor<2>) -> Tensor<2>;
+}
+
+impl<N: Network> Scores for N {
+    fn scores(&self, features: Features, input: Tensor<2>) -> Tensor<2> {
+        self.forward(features, input)
+    }
 }
 
 /// What a model says of a sample.
@@ -47,10 +63,34 @@ pub enum Answer {
 }
 
 impl Predictor {
-    /// Loads a checkpoint of the run in `run`.
+    /// Loads a checkpoint of the run in `config.run_dir`, which is one of a built-in network.
     ///
     /// *Errors*: no checkpoint; one of a language model; a damaged one.
-    pub fn of_run(run: &Path, which: Which) -> Result<Self, TrainError> {
+    pub fn of_run(config: &TrainConfig, which: Which) -> Result<Self, TrainError> {
+        Self::restored(config, which, |saved, schema, device| {
+            let size: ModelSize = entry(saved, MODEL_ENTRY)?;
+            size.fits(schema.features)
+                .map_err(|why| misfit(saved, why))?;
+            let outputs = schema.target.outputs();
+            Ok(Net::new(schema.features, outputs, size, device))
+        })
+    }
+
+    /// Loads a checkpoint of the run in `config.run_dir`, which is one of a program with this network.
+    ///
+    /// *Errors*: no checkpoint; a damaged one, or one that does not fit the network.
+    pub fn of_network<N: Network>(config: &TrainConfig, which: Which) -> Result<Self, TrainError> {
+        Self::restored(config, which, |_, schema, device| {
+            N::init(config, schema.features, schema.target.outputs(), device)
+        })
+    }
+
+    fn restored<N: Network>(
+        config: &TrainConfig,
+        which: Which,
+        init: impl FnOnce(&SavedModel, &Schema, &Device) -> Result<N, TrainError>,
+    ) -> Result<Self, TrainError> {
+        let run = &config.run_dir;
         let saved = which.of_run(run)?;
         if !saved.metadata().contains_key(FEATURES_ENTRY) {
             return Err(TrainError::usage(
@@ -60,17 +100,19 @@ impl Predictor {
         }
         let schema = saved_schema(&saved)?;
         let device = Device::flex();
-        let size: ModelSize = entry(&saved, MODEL_ENTRY)?;
-        size.fits(schema.features)
-            .map_err(|why| misfit(&saved, why))?;
-        let net = Net::new(schema.features, schema.target.outputs(), size, &device);
+        let net = init(&saved, &schema, &device)?;
         let checkpoint = saved.path().to_owned();
         Ok(Self {
-            net: saved.restore(net)?,
+            net: Box::new(saved.restore(net)?),
             schema,
             device,
             checkpoint,
         })
+    }
+
+    /// The scores of the classes, before a softmax, or the number, standardised.
+    pub(crate) fn scores(&self, input: Tensor<2>) -> Tensor<2> {
+        self.net.scores(self.schema.features, input)
     }
 
     /// The names of the classes; none if numbers are predicted.
@@ -99,12 +141,12 @@ impl Predictor {
         let width = self.schema.features.count();
         match self.schema.features {
             Features::Image { .. } if self.reads_files() => {
-                let files = images::files_at(input)?;
+                let (files, schema) = (images::files_at(input)?, &self.schema);
                 for files in files.chunks(evaluation_images(&self.schema.features)) {
                     let mut values = vec![0.0; files.len() * width];
                     let images = files.par_iter().zip(values.par_chunks_mut(width));
                     let read = |(file, values): (&PathBuf, &mut [f32])| {
-                        images::read_as(file, &self.schema, values)
+                        images::read_as(file, schema, values)
                     };
                     images.map(read).collect::<Result<(), _>>()?;
                     let with_file = |(mut prediction, file): (Prediction, &PathBuf)| {
@@ -144,10 +186,7 @@ impl Predictor {
     fn apply(&self, values: &[f32]) -> Vec<Prediction> {
         let width = self.schema.features.count();
         let values = TensorData::new(values.to_vec(), [values.len() / width, width]);
-        let scores = (self.net).forward(
-            self.schema.features,
-            Tensor::from_data(values, &self.device),
-        );
+        let scores = self.scores(Tensor::from_data(values, &self.device));
         let scores = scores.into_data();
         let scores: Vec<f64> = scores.iter::<f64>().collect();
         let rows = scores.chunks(self.schema.target.outputs());

@@ -13,6 +13,7 @@ use crate::config::TrainConfig;
 use crate::cuts::Cuts;
 use crate::error::TrainError;
 use crate::optimizer;
+use crate::predictor::LoadPredictor;
 use crate::report::plural;
 
 /// Samples of one evaluation batch, unless a task has another number.
@@ -285,9 +286,10 @@ pub trait TrainTask: Sized + Send + Sync + 'static {
     /// What a sample is called in reports: `sample`, `sequence`.
     const SAMPLE: &'static str = "sample";
 
-    /// Whether a program with this task has the options of `paceline train` for data and its losses.
+    /// Loads a trained model, for a task on labelled samples as `paceline train` reads them: its program has the options for data and their losses,
+    /// `eval` and `predict`.
     #[doc(hidden)]
-    const READS_DATA: bool = false;
+    const PREDICTOR: Option<LoadPredictor> = None;
 
     /// Loads the data as one rank of `group`. Before ranks start, `group` is `None`.
     ///

@@ -67,10 +67,18 @@ Examples:
   paceline predict runs/wine new.csv --output classes.csv
   paceline predict runs/mnist t10k-images-idx3-ubyte.gz";
 
-pub(super) fn eval_command() -> clap::Command {
+/// `eval` and `predict` of this program.
+pub(super) fn commands(program: &str) -> [clap::Command; 2] {
+    let of = |examples: &str| examples.replace("paceline", program);
+    [
+        eval_command().after_help(of(EVAL_EXAMPLES)),
+        predict_command().after_help(of(PREDICT_EXAMPLES)),
+    ]
+}
+
+fn eval_command() -> clap::Command {
     clap::Command::new("eval")
         .about("Evaluate what a run has trained: loss, accuracy, figures of each class, confusion matrix; or errors of predicted numbers")
-        .after_help(EVAL_EXAMPLES)
         .arg(run())
         .args(which_args())
         .arg(
@@ -86,10 +94,9 @@ pub(super) fn eval_command() -> clap::Command {
         .arg(json())
 }
 
-pub(super) fn predict_command() -> clap::Command {
+fn predict_command() -> clap::Command {
     clap::Command::new("predict")
         .about("Print the classes of new samples, with probabilities, or the numbers that a run has learned to predict")
-        .after_help(PREDICT_EXAMPLES)
         .allow_missing_positional(true)
         .arg(run())
         .args(which_args())

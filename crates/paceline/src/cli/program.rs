@@ -8,12 +8,16 @@ use clap::{Arg, value_parser};
 use paceline_cli::Stop;
 use paceline_train::config::{OPTIONS, OptionRow, UserProgram, synonym};
 
-use super::{TrainArgs, WorkerArgs, read_worker, train, worker_command};
+use super::{
+    EvalArgs, PredictArgs, TrainArgs, WorkerArgs, eval, read_worker, train, worker_command,
+};
 
 /// What a user's program is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Asked {
     Train(TrainArgs),
+    Eval(EvalArgs),
+    Predict(PredictArgs),
     /// Run as one rank; started by the program itself.
     Worker(WorkerArgs),
 }
@@ -32,6 +36,11 @@ pub(crate) fn parse(user: &UserProgram, words: &[OsString]) -> Result<Asked, Sto
         return Ok(Asked::Worker(read_worker(&matches)));
     }
     let matches = command(user).try_get_matches_from(words).map_err(stop)?;
+    match matches.subcommand() {
+        Some(("eval", matches)) => return Ok(Asked::Eval(eval::read_eval(matches))),
+        Some(("predict", matches)) => return Ok(Asked::Predict(eval::read_predict(matches))),
+        _ => {}
+    }
     let rest = matches.get_many("args").into_iter().flatten().cloned();
     Ok(Asked::Train(TrainArgs {
         rest: rest.collect(),
@@ -41,8 +50,11 @@ pub(crate) fn parse(user: &UserProgram, words: &[OsString]) -> Result<Asked, Sto
 
 fn command(user: &UserProgram) -> clap::Command {
     let name = &user.name;
+    let commands = user.reads_data.then(|| eval::commands(name));
     clap::Command::new(name.clone())
         .about("Train, data-parallel on this machine or as a rank of a job")
+        .args_conflicts_with_subcommands(true)
+        .subcommands(commands.into_iter().flatten())
         .after_help(format!(
             "Settings can also be keys in the file of --config, as in `global_batch = 64`, or\n\
              environment variables, as in PACELINE_GLOBAL_BATCH=64. A flag wins over a variable,\n\
@@ -97,6 +109,8 @@ fn tip(user: &UserProgram, error: &clap::Error) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use paceline_train::Which;
+
     use super::*;
 
     fn mine(reads_data: bool) -> UserProgram {
@@ -126,6 +140,34 @@ mod tests {
             panic!("{asked:?}");
         };
         assert!(settings.iter().all(|one| args.settings.contains(one)));
+        let which = Which::Best;
+        let asked = parsed_by(&user, "mine predict --best runs/a new.csv").expect("right");
+        let Asked::Predict(PredictArgs {
+            run: Some(run),
+            which: found,
+            input,
+            ..
+        }) = asked
+        else {
+            panic!("{asked:?}");
+        };
+        assert_eq!(
+            (run, found, input),
+            ("runs/a".into(), which, "new.csv".into())
+        );
+        let asked = parsed_by(&user, "mine eval").expect("right");
+        assert!(
+            matches!(asked, Asked::Eval(EvalArgs { run: None, .. })),
+            "{asked:?}"
+        );
+        let help = parsed_by(&user, "mine eval --help")
+            .expect_err("help")
+            .0
+            .to_string();
+        assert!(
+            help.contains("mine eval runs/wine --json") && !help.contains("paceline"),
+            "{help}"
+        );
         for line in ["mine --model tiny", "mine --heads 2"] {
             let refused = parsed_by(&user, line).expect_err(line).0.to_string();
             assert!(refused.contains("for built-in models"), "{refused}");
@@ -159,6 +201,7 @@ mod tests {
                 "'--num-epochs' is called '--epochs' here",
             ),
             ("mine data.csv", "unexpected argument 'data.csv'"),
+            ("mine eval", "unexpected argument 'eval'"),
         ] {
             let refused = parsed(line).expect_err(line).0.to_string();
             assert!(refused.contains(expect), "{refused}");

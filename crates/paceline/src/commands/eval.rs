@@ -11,8 +11,8 @@ use paceline_train::{
 };
 use paceline_words::counted;
 
-use super::failed;
 use super::train::{run_or_newest, settings_of};
+use super::{Program, failed};
 use crate::cli::EvalArgs;
 
 /// Most classes in a confusion matrix; with more, the pairs confused most often are listed.
@@ -27,8 +27,8 @@ const CLASSES_MAX: usize = 100;
 /// Prints the evaluation.
 ///
 /// *Errors*: no such run, or one without a checkpoint; data that cannot be used.
-pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
-    let mut config = settings_of(run_or_newest(args.run.as_deref())?)?;
+pub(crate) fn run(program: &Program, args: &EvalArgs) -> Result<Exit, Failure> {
+    let mut config = settings_of(program, run_or_newest(args.run.as_deref())?)?;
     if args.label_column.is_some() {
         config.label_column.clone_from(&args.label_column);
     }
@@ -38,7 +38,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<Exit, Failure> {
     if config.task != Task::Csv && (args.label_column.is_some() || args.separator.is_some()) {
         warn("--label-column and --separator have no effect: the run's data is no table");
     }
-    let evaluation = eval(&config, args.data.as_deref(), args.which);
+    let data = args.data.as_deref();
+    let evaluation = eval(&config, data, args.which, program.predictor());
     let evaluation = evaluation.map_err(|error| failed(None, &error))?;
     evaluation.warnings.iter().for_each(|warning| warn(warning));
     let text = match args.json {

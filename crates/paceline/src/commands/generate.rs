@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use paceline_train::Generator;
 
-use super::failed;
 use super::train::{run_or_newest, settings_of};
+use super::{Program, failed};
 use crate::cli::GenerateArgs;
 use paceline_cli::exit::{Exit, Failure};
 use paceline_cli::flags::finish;
@@ -14,7 +14,7 @@ use paceline_cli::flags::finish;
 ///
 /// *Errors*: no such run, or one without a language model or a checkpoint; a prompt that cannot be encoded.
 pub(crate) fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
-    let run = settings_of(run_or_newest(args.run.as_deref())?)?.run_dir;
+    let run = settings_of(&Program::PACELINE, run_or_newest(args.run.as_deref())?)?.run_dir;
     let generator = Generator::of_run(&run, args.which);
     let generator = generator.map_err(|error| failed(None, &error))?;
     let mut out = io::stdout().lock();

@@ -9,22 +9,22 @@ use paceline_train::config::{Task, TrainConfig};
 use paceline_train::{Answer, Prediction, Predictor, TrainError};
 use paceline_usage::files::replace;
 
-use super::failed;
 use super::train::{run_or_newest, settings_of};
+use super::{Program, failed};
 use crate::cli::PredictArgs;
 
 /// Prints a line for each sample, or writes them to a file beside the wanted one that replaces it at the end.
 ///
 /// *Errors*: no such run, or one of a language model; samples that cannot be read or do not fit it; a file that cannot be written.
-pub(crate) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
-    let mut config = settings_of(run_or_newest(args.run.as_deref())?)?;
+pub(crate) fn run(program: &Program, args: &PredictArgs) -> Result<Exit, Failure> {
+    let mut config = settings_of(program, run_or_newest(args.run.as_deref())?)?;
     if args.separator.is_some() {
         config.separator.clone_from(&args.separator);
         if config.task != Task::Csv {
             warn("--separator has no effect: the run's data is no table");
         }
     }
-    let model = Predictor::of_run(&config.run_dir, args.which);
+    let model = program.predictor()(&config, args.which);
     let model = model.map_err(|error| failed(None, &error))?;
     let Some(path) = &args.output else {
         let written = predict(&model, &config, &args.input, io::stdout().lock())?;

@@ -8,6 +8,7 @@ use paceline_cli::flags::finish;
 use paceline_train::{Replayed, replay};
 use paceline_words::counted;
 
+use super::Program;
 use super::train::{saved_run, settings_of};
 use crate::cli::ReplayArgs;
 
@@ -18,7 +19,7 @@ const TENSORS_MAX: usize = 4;
 ///
 /// *Errors*: a shard that differs; nothing to compare with.
 pub(crate) fn run(args: &ReplayArgs) -> Result<Exit, Failure> {
-    let mut config = settings_of(saved_run(args.run.clone())?)?;
+    let mut config = settings_of(&Program::PACELINE, saved_run(args.run.clone())?)?;
     config.data = args.data.clone().or(config.data);
     let replayed = replay(&config, args.replay)
         .map_err(|error| Failure::new(Exit::Usage, &error, error.hint()))?;

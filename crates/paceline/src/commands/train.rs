@@ -10,7 +10,7 @@ use paceline_launch::Console;
 use paceline_rendezvous::env::WorkerEnv;
 use paceline_train::config::{
     self, BadSamples, FileText, Given, Inputs, Recovery, Resolved, ResumeTarget, SavedRun,
-    Surroundings, Task, TrainConfig,
+    Surroundings, Task, TrainConfig, UserProgram,
 };
 use paceline_train::run_dir::{RunDir, checkpoints, has_checkpoint};
 use paceline_train::{COLUMNS_VARIABLE, Output, TrainError};
@@ -303,14 +303,33 @@ pub(super) fn saved_run(folder: PathBuf) -> Result<SavedRun, Failure> {
     Ok(SavedRun { folder, settings })
 }
 
-/// The settings of a run, for a command that uses it again where it is now.
-pub(super) fn settings_of(run: SavedRun) -> Result<TrainConfig, Failure> {
+/// The settings of a run of `program`, for a command that uses it again where it is now.
+pub(super) fn settings_of(program: &Program, run: SavedRun) -> Result<TrainConfig, Failure> {
     let resolved = Resolved::from_saved(&run.settings).map_err(wrong_settings)?;
-    if let Some(program) = resolved.program() {
+    if resolved.program() != program.user.as_ref() {
         let run = run.folder.display();
-        let name = &program.name;
+        let (name, advice) = match resolved.program() {
+            Some(UserProgram {
+                name,
+                reads_data: true,
+            }) => (
+                name.as_str(),
+                format!(
+                    "`{name} eval {run}` evaluates it, `{name} predict {run} INPUT` applies it, and `paceline report {run}` shows its metrics"
+                ),
+            ),
+            Some(UserProgram { name, .. }) => (
+                name.as_str(),
+                format!("`paceline report {run}` shows its metrics"),
+            ),
+            None => (
+                "paceline train",
+                format!(
+                    "`paceline eval {run}` evaluates it, and `paceline predict {run} INPUT` applies it"
+                ),
+            ),
+        };
         let message = format!("{run} is a run of `{name}`, whose model only that program knows");
-        let advice = format!("`paceline report {run}` shows its metrics");
         return Err(Failure::new(Exit::Usage, message, Some(advice)));
     }
     let mut config = resolved.config().clone();

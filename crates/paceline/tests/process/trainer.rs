@@ -1,10 +1,12 @@
 //! The trainer's example: a user's own task has what `paceline train` has.
 
 use std::fs;
+use std::path::Path;
 
+use serde_json::Value;
 use tempfile::tempdir;
 
-use super::support::{LIMIT, Running, command, example, hash_of, metrics, paceline};
+use super::support::{Ended, LIMIT, Running, command, example, hash_of, metrics, paceline};
 
 #[test]
 fn a_task_of_ones_own_has_one_hash_on_any_ranks_evaluates_resumes_and_refuses_built_in_settings() {
@@ -100,6 +102,8 @@ fn a_network_of_ones_own_has_the_data_and_the_losses_of_paceline_train() {
         .find_map(|record| record["r2"].as_f64());
     assert!(last.is_some_and(|r2| r2 > 0.9), "{last:?}");
 
+    a_trained_network_is_evaluated_and_applied(folder, &run);
+
     let resumed = run("--resume one --nproc-per-node 1 --mixup 0.3");
     let why = "cannot resume one with other settings";
     assert!(resumed.err.contains(why), "{}", resumed.err);
@@ -108,6 +112,43 @@ fn a_network_of_ones_own_has_the_data_and_the_losses_of_paceline_train() {
     assert!(text.err.contains(why), "{}", text.err);
     let large = run("--model resnet18");
     assert!(large.err.contains("for built-in models"), "{}", large.err);
+}
+
+/// The runs `plain` and `line` of a folder.
+fn a_trained_network_is_evaluated_and_applied(folder: &Path, run: &impl Fn(&str) -> Ended) {
+    let last = |run: &str, name: &str| {
+        let records = metrics(&folder.join(run));
+        records
+            .iter()
+            .rev()
+            .find_map(|record| record[name].as_f64())
+    };
+    for (trained, figures) in [
+        ("plain", &["loss", "accuracy"][..]),
+        ("line", &["loss", "mae", "rmse", "r2"]),
+    ] {
+        let found = run(&format!("eval {trained} --json"));
+        let found: Value = serde_json::from_str(&found.is_well().out).expect("JSON");
+        for name in figures {
+            let own = match *name {
+                "loss" => last(trained, "held_out_loss"),
+                name => last(trained, name),
+            };
+            assert!(own.is_some(), "{trained} has no {name}");
+            assert_eq!(found[name].as_f64(), own, "{name} of {trained}");
+        }
+    }
+
+    fs::write(folder.join("new.csv"), "b,a\n3,50\n1,150\n").expect("a table");
+    let predicted = run("predict line new.csv");
+    let lines: Vec<&str> = predicted.is_well().out.lines().collect();
+    let number = |line: &str| line.parse::<f64>().expect("a number");
+    assert_eq!((lines.len(), lines[0]), (3, "prediction"));
+    assert!((number(lines[1]) - 100.0).abs() < 40.0, "{lines:?}");
+    assert!((number(lines[2]) - 300.0).abs() < 40.0, "{lines:?}");
+
+    let whose = "line is a run of `network`, whose model only that program knows";
+    paceline(folder, "eval line").check(2, &[whose, "`network eval line` evaluates it"]);
 }
 
 #[test]
