@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """Measures live recovery on four ranks: the time from the SIGKILL of one of them to the next committed step of the other three, what the
-join of a replacement costs them, what torchrun needs for the same, and what a step costs while nothing fails.
+join of a replacement costs them, the same of PyTorch with SameBits, what torchrun needs for the same, and what a step costs while nothing fails.
 
-Usage: benches/recovery.py [--kills N] [--large N] [--joins N] [--torchrun N] [--rounds N] [--python PYTHON] [PROGRAM]
-       benches/recovery.py --table
+Usage: benches/recovery.py [--kills N] [--large N] [--joins N] [--same-bits N] [--torchrun N] [--rounds N] [--seed N] [--python PYTHON] [PROGRAM]
+       benches/recovery.py --table [RUNS]
 
-PROGRAM is the `paceline` to run, by default target/release/paceline, and PYTHON one that has torch; without it the jobs of torchrun are
-reported as skipped. Each kill has a job of its own. A step counts as committed once its record is in the run's ledger, which rank 0
+PROGRAM is the `paceline` to run, by default target/release/paceline, and PYTHON one that has torch; without it the jobs of PyTorch are
+reported as skipped. They use the package of this checkout with libpaceline_python.so from PROGRAM's folder. Each kill has a job of its own. A
+step counts as committed once its record is in the run's ledger, or the job's own file, which rank 0
 writes after the optimizer's step. A round trains the same model with and without `--recovery live`, in turn. Raw results, one JSON
 object per line, are appended to docs/benchmarks/recovery.jsonl. A Markdown table of this run goes to stdout, progress to stderr;
---table prints that of the file's last run again.
+--table prints that of the file's last runs again.
 
 Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
@@ -22,10 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from statistics import median, quantiles
 
-from results import ROOT, Results, add_program, check_program, path
+from results import ROOT, Results, add_program, check_program, newest, path
+from torch_backend import package
 
 OUT = path("recovery.jsonl")
 RANKS = 4
@@ -38,8 +41,11 @@ STATES = {
     "100 MB": (["--task", "lm", "--layers", "10", "--width", "256", "--heads", "4", "--context", "16", "--epochs", "1000"], range(6, 12)),
 }
 TORCH_STATES = {"digits": "small", "100 MB": "large"}
+TORCH_JOB = ROOT / "benches/peers/recovery.py"
 PRICED = [*DIGITS, "--model", "base", "--epochs", "6", "--transport", "shm"]
 TRANSPORTS = "shm", "tcp"
+SAME_BITS = {f"SameBits, {transport}": transport for transport in TRANSPORTS}
+SYSTEMS = *TRANSPORTS, *SAME_BITS, "torchrun, Gloo: starts all ranks again"
 # Seconds after a step in which a rank is killed: about as long as a step.
 MOMENTS = {"digits": 0.01, "100 MB": 0.2}
 # Steps of the ranks that are left, after the repeated one; the later half tells what a step takes them.
@@ -138,39 +144,48 @@ def strike(job, steps, before, rank, within):
 
 
 def kill(program, state, transport, dice, replaces):
-    model, moments = STATES[state]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        restarts = ["--max-restarts", "1" if replaces else "0"]
-        command = [program, *JOB, *model, "--recovery", "live", *restarts, "--transport", transport, "--run-dir", run]
-        job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            ledger = Follow(run / "checkpoints/ledger.jsonl")
-            before, rank = dice.choice(moments), dice.randrange(RANKS)
-            start = strike(job, ledger, before, rank, dice.random() * MOMENTS[state])
-            end, _ = ledger.until(is_step(since=1), job)
-            found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, WARMUP[state], before)}
-            if replaces:
-                joined, last = ledger.until(is_step_of_all(), job)
-                # From the last step without the replacement to the first one with it.
-                found |= {"gap_seconds": joined - (last or end), "full_seconds": joined - start}
-            else:
-                for _ in range(AFTER):
-                    ledger.until(is_step(since=1), job)
-                found |= {"left_step_seconds": step_seconds(run, -AFTER // 2)}
-            return found
-        finally:
-            stop(job)
+        command = [program, *JOB, *STATES[state][0], "--transport", transport, "--run-dir", run]
+        return kill_one(command, os.environ, run, run / "checkpoints/ledger.jsonl", state, dice, replaces)
+
+
+def kill_of_same_bits(program, python, state, transport, dice, replaces):
+    with tempfile.TemporaryDirectory() as folder:
+        package(Path(folder), Path(program).resolve().parent / "libpaceline_python.so")
+        command = [program, "run", "--nproc-per-node", str(RANKS), python, TORCH_JOB, folder, TORCH_STATES[state], "same-bits"]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": folder, "PACELINE_TRANSPORT": transport}
+        return kill_one(command, env, Path(folder), Path(folder) / "metrics.jsonl", state, dice, replaces)
+
+
+def kill_one(command, env, run, steps, state, dice, replaces):
+    program, mode, *rest = command
+    restarts = ["--recovery", "live", "--max-restarts", "1" if replaces else "0"]
+    job = subprocess.Popen([program, mode, *restarts, *rest], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+    try:
+        steps = Follow(steps)
+        before, rank = dice.choice(STATES[state][1]), dice.randrange(RANKS)
+        start = strike(job, steps, before, rank, dice.random() * MOMENTS[state])
+        end, _ = steps.until(is_step(since=1), job)
+        found = {"rank": rank, "seconds": end - start, "step_seconds": step_seconds(run, WARMUP[state], before)}
+        if replaces:
+            joined, last = steps.until(is_step_of_all(), job)
+            # From the last step without the replacement to the first one with it.
+            return found | {"gap_seconds": joined - (last or end), "full_seconds": joined - start}
+        for _ in range(AFTER):
+            steps.until(is_step(since=1), job)
+        return found | {"left_step_seconds": step_seconds(run, -AFTER // 2)}
+    finally:
+        stop(job)
 
 
 def torchrun(python, state, dice):
     with tempfile.TemporaryDirectory() as folder:
-        script = ROOT / "benches/peers/recovery.py"
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "1"]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        job = subprocess.Popen([*command, script, folder, TORCH_STATES[state]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
+        job = subprocess.Popen([*command, TORCH_JOB, folder, TORCH_STATES[state]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env)
         try:
-            steps = Follow(Path(folder) / "steps.jsonl")
+            steps = Follow(Path(folder) / "metrics.jsonl")
             # After a checkpoint, as that of a job that has run for a while.
             before, rank = dice.choice(STATES[state][1]) + 60, dice.randrange(RANKS)
             start = strike(job, steps, before, rank, dice.random() * MOMENTS[state])
@@ -204,7 +219,7 @@ def table(lines):
     row("one of 4 ranks is killed", "state", "kills", "next step: median, ms", "p99, ms", "longest, ms", "a step of 4, ms", "of the 3 left, ms",
         "beyond that: median, ms")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for transport in *TRANSPORTS, "torchrun":
+    for transport in SYSTEMS:
         for state in STATES:
             kills = of("kill", state, transport)
             if kills:
@@ -214,11 +229,10 @@ def table(lines):
                 # Fewer ranks compute the same shards, so their step takes longer.
                 later = [line for line in kills if "left_step_seconds" in line]
                 beyond = [line["seconds"] - line["left_step_seconds"] for line in later]
-                name = {"torchrun": "torchrun, Gloo: starts all ranks again"}.get(transport, transport)
-                row(name, state, str(len(kills)), milliseconds(seconds), f"{last * 1e3:.1f}", f"{seconds[-1] * 1e3:.1f}",
+                row(transport, state, str(len(kills)), milliseconds(seconds), f"{last * 1e3:.1f}", f"{seconds[-1] * 1e3:.1f}",
                     milliseconds(steps, 2) if steps else "", milliseconds([line["left_step_seconds"] for line in later], 2) if later else "",
                     milliseconds(beyond) if beyond else "")
-    joins = [(transport, state, of("join", state, transport)) for transport in TRANSPORTS for state in STATES]
+    joins = [(transport, state, of("join", state, transport)) for transport in SYSTEMS for state in STATES]
     if any(found for *_, found in joins):
         print()
         row("and is replaced", "state", "kills", "next step, ms", "the others stand still beyond a step, ms", "all 4 again, ms")
@@ -243,12 +257,10 @@ def table(lines):
         print(f"| `--model base`, 4 ranks, shm | {len(rounds)} | {off} | {live} | {middle} ({low} to {high}) |")
 
 
-def newest():
-    """The lines of the file's last run."""
-    with open(OUT, encoding="utf-8") as text:
-        lines = [json.loads(line) for line in text]
-    # Older runs did not name the model.
-    return [{"state": "digits", **line} for line in lines if line["started"] == lines[-1]["started"]]
+def last_lines(runs):
+    # Older lines do not name the model, or say torchrun.
+    lines = [{"state": "digits", **line} for line in newest(OUT, runs)]
+    return [line | {"transport": SYSTEMS[-1]} if line.get("transport") == "torchrun" else line for line in lines]
 
 
 def lacks_torch(python):
@@ -260,18 +272,18 @@ def lacks_torch(python):
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__.split("Usage: ")[1].split("\n\n")[0])
-    for name, count in {"kills": 100, "large": 20, "joins": 20, "torchrun": 20, "rounds": 15}.items():
+    for name, count in {"kills": 100, "large": 20, "joins": 20, "same-bits": 10, "torchrun": 20, "rounds": 15, "seed": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--python")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", nargs="?", type=int, const=1, metavar="RUNS")
     add_program(parser)
     options = parser.parse_args()
     if options.table:
-        return table(newest())
+        return table(last_lines(options.table))
     program = options.program
     check_program(parser, program)
     results = Results(OUT, program)
-    dice = random.Random(7)
+    dice = random.Random(options.seed)
     jobs = [("kill", "digits", options.kills), ("kill", "100 MB", options.large), ("join", "digits", options.joins), ("join", "100 MB", options.joins)]
     for name, state, count in jobs:
         for number in range(count):
@@ -280,12 +292,17 @@ def main():
                 found = kill(program, state, transport, dice, name == "join")
                 results.add(record=name, round=number, state=state, transport=transport, **found)
     why = lacks_torch(options.python)
-    if why and options.torchrun:
-        results.add(record="skipped", what="the jobs of torchrun", why=why)
+    if why and options.same_bits + options.torchrun:
+        results.add(record="skipped", what="the jobs of PyTorch", why=why)
+    for number in range(0 if why else options.same_bits):
+        print(f"SameBits {number + 1} of {options.same_bits}", file=sys.stderr)
+        for name, state, (system, transport) in product(("kill", "join"), STATES, SAME_BITS.items()):
+            found = kill_of_same_bits(program, options.python, state, transport, dice, name == "join")
+            results.add(record=name, round=number, state=state, transport=system, **found)
     for number in range(0 if why else options.torchrun):
         for state in STATES:
             print(f"torchrun {number + 1} of {options.torchrun}, {state}", file=sys.stderr)
-            results.add(record="kill", round=number, state=state, transport="torchrun", **torchrun(options.python, state, dice))
+            results.add(record="kill", round=number, state=state, transport=SYSTEMS[-1], **torchrun(options.python, state, dice))
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
         # The order alternates, in case that the machine slows down.

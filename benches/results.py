@@ -15,10 +15,11 @@ def path(name):
     return ROOT / "docs/benchmarks" / name
 
 
-def newest(out):
-    """The lines of the last run in a file."""
+def newest(out, runs=1):
+    """The lines of the last runs in a file."""
     lines = [json.loads(line) for line in Path(out).read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line["started"] == lines[-1]["started"]]
+    started = list(dict.fromkeys(line["started"] for line in lines))[-runs:]
+    return [line for line in lines if line["started"] in started]
 
 
 def cell(values, form):

@@ -106,7 +106,7 @@ def arguments(doc, out):
     parser.add_argument("--python", default=os.environ.get("PACELINE_BENCH_PYTHON", sys.executable))
     parser.add_argument("--library", type=Path, default=TARGET / "release/libpaceline_python.so")
     parser.add_argument("--out", type=Path, default=out)
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", nargs="?", type=int, const=1, metavar="RUNS")
     return parser
 
 
@@ -162,7 +162,7 @@ def main():
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     if options.table:
-        return table(newest(options.out))
+        return table(newest(options.out, options.table))
     lines = measurements(options)
     with tempfile.TemporaryDirectory() as folder:
         package(Path(folder), options.library.resolve())

@@ -166,7 +166,7 @@ def main():
     if options.measure:
         return measure(options)
     if options.table:
-        return tables(newest(options.out))
+        return tables(newest(options.out, options.table))
     lines = measurements(options)
     with tempfile.TemporaryDirectory() as folder:
         package(Path(folder), options.library.resolve())

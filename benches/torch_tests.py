@@ -167,7 +167,7 @@ def main():
     parser.add_argument("--limit", type=int, default=60, help="seconds for each test")
     options = parser.parse_args()
     if options.table:
-        sys.exit(not table(newest(options.out)))
+        sys.exit(not table(newest(options.out, options.table)))
     lines = measurements(options)
     version = subprocess.run([options.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True)
     lines.add(record="torch", version=version.stdout.strip())

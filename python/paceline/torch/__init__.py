@@ -7,10 +7,11 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 9):
-    raise ImportError(f"paceline.torch needs PyTorch 2.9 or newer, and this is {torch.__version__}: DistributedDataParallel of 2.6 waits for ever on it")
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+    raise ImportError(f"paceline.torch needs PyTorch 2.6 or newer, and this is {torch.__version__}: nobody has tried older ones")
 
 from paceline.torch.agree import weights_hash
 from paceline.torch.data import Loader, Sampler
@@ -25,6 +26,9 @@ def register() -> None:
     """Registers the backend, unless it is registered already."""
     if "PACELINE" not in dist.Backend._plugins:
         dist.Backend.register_backend("paceline", create, extended_api=True, devices=["cpu"])
+        # torch 2.6 shuts down NCCL's groups alone, and so a rank would leave ours only once nothing refers to it.
+        if shutdown := getattr(distributed_c10d, "_shutdown_backend", None):
+            distributed_c10d._shutdown_backend = lambda group: group.shutdown() if isinstance(group, Group) else shutdown(group)
     if os.environ.get("PACELINE_REPLACEMENT") and os.environ.get("PACELINE_STORE"):
         _rendezvous_handlers["env"] = rendezvous_alone
 

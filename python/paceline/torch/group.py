@@ -331,7 +331,10 @@ class Group(dist.ProcessGroup):
     def shutdown(self):
         self._close("")
         for other in self._others.values():
-            other.shutdown()
+            if hasattr(other, "shutdown"):
+                other.shutdown()
+            else:  # in torch 2.6
+                dist.distributed_c10d._shutdown_backend(other)
 
     def _close(self, why):
         handle, self._handle = self._handle, None

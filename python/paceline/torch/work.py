@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+import weakref
 from datetime import timedelta
 
 import torch
@@ -10,8 +11,13 @@ import torch.distributed as dist
 
 from paceline import _library as library
 
+# C++ code of torch 2.6 holds a work without its Python part. Once that is gone, C++ waits in a `wait` of its own, which nothing ends.
+_CPP_LOSES_PYTHON = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+
 # Works that were forgotten before they were over, with the tensors that they use.
 _forgotten: dict = {}
+# Works that Python has let go of and C++ may still wait for, by identity: until they are over, or for good if no tensor can keep them.
+_kept: dict = {}
 # Works whose futures wait, by handle.
 _awaited: dict = {}
 _lock = threading.Lock()
@@ -34,6 +40,8 @@ class Work(dist.Work):
         self._error = None
         self._source = -1
         self._future = None
+        self._is_awaited = not _CPP_LOSES_PYTHON
+        self._ties = []
         self._guard = threading.Lock()
         if not handles:
             self._land()
@@ -44,6 +52,7 @@ class Work(dist.Work):
         if not self._is_over(-1 if limit is None else max(1, int(limit))):
             message = f"the operation is not over after {timeout.total_seconds():g} s; it goes on"
             raise self._group._error(library.report("timeout", message))
+        self._release()
         if self._error is not None:
             raise self._error
         return True
@@ -77,6 +86,7 @@ class Work(dist.Work):
             # An exception that a callback raises is one in C++ too; one that is set from Python is a value there.
             self._finished = torch.futures.Future()
             self._future = self._finished.then(lambda _: self._value())
+        self._release()
         self._tell()
         return self._future
 
@@ -132,12 +142,44 @@ class Work(dist.Work):
         self._landings = self._tensors = ()
 
     def __del__(self):
-        if getattr(self, "_handles", None):
+        if not getattr(self, "_is_awaited", True):
+            _kept[id(self)] = self  # it lives on, and this method is not called again
+        elif getattr(self, "_handles", None):
             _forgotten[self._handles] = self._tensors
+
+    def _release(self):
+        """C++, which waits once, needs the work no more."""
+        self._is_awaited = True
+        _kept.pop(id(self), None)
+        for tie in self._ties:
+            tie.detach()
+        self._ties = []
+
+    def _tie_to_tensors(self):
+        """From now on lives as long as its tensors: C++ that still waits for them has them."""
+        tensors, self._result = list(_tensors_in(self._result)), None
+        self._ties = [weakref.finalize(tensor, _let_go, self) for tensor in tensors]  # holds what it would call `_let_go` with
+        if tensors:
+            _kept.pop(id(self), None)
+
+
+def _let_go(_work):
+    """A tensor that kept a work has gone."""
+
+
+def _tensors_in(result):
+    if isinstance(result, torch.Tensor):
+        yield result
+    else:
+        for part in result or ():
+            yield from _tensors_in(part)
 
 
 def sweep():
     """Forgets what forgotten works needed, once they are over."""
+    for kept in list(_kept.values()):
+        if kept._is_over(0) and not kept._is_awaited and not kept._ties:
+            kept._tie_to_tensors()
     for handles in list(_forgotten):
         if all(library.wait(handle, 0, None) != library.PENDING for handle in handles):
             _forgotten.pop(handles, None)
@@ -173,6 +215,7 @@ def _forked():
     _thread, _lock = None, threading.Lock()
     _awaited.clear()
     _forgotten.clear()
+    _kept.clear()
 
 
 os.register_at_fork(after_in_child=_forked)
