@@ -23,8 +23,6 @@ from torch import nn
 SIZES = {"small": ([64, 128, 128, 10], 16, 50), "large": ([2048, 2048, 2048, 10], 2, 10)}
 
 
-
-
 def network(widths):
     torch.manual_seed(7)
     layers = []

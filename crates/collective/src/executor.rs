@@ -283,7 +283,7 @@ impl Executor {
         (job, outcome)
     }
 
-    /// Leaves the queue with the right to execute, which nobody has.
+    /// Takes the right to execute, which nobody has, and leaves the queue.
     fn turn(&self, mut queue: MutexGuard<'_, Queue>) -> Turn<'_> {
         let engine = queue.take_engine();
         self.leave(queue);

@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import _rendezvous_handlers
 
-if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
-    raise ImportError(f"paceline.torch needs PyTorch 2.6 or newer, and this is {torch.__version__}: nobody has tried older ones")
+from paceline.torch.version import VERSION
+
+if VERSION < (2, 6):
+    raise ImportError(f"paceline.torch needs PyTorch 2.6 or newer, and this is {torch.__version__}: older versions were not tried")
 
 from paceline.torch.agree import weights_hash
 from paceline.torch.data import Loader, Sampler

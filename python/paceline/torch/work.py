@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from paceline import _library as library
+from paceline.torch.version import VERSION
 
 # C++ code of torch 2.6 holds a work without its Python part. Once that is gone, C++ waits in a `wait` of its own, which nothing ends.
-_CPP_LOSES_PYTHON = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+_CPP_LOSES_PYTHON = VERSION < (2, 7)
 
 # Works that were forgotten before they were over, with the tensors that they use.
 _forgotten: dict = {}
