@@ -6,8 +6,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use paceline_checkpoint::SavedModel;
 use rayon::prelude::*;
 
-use crate::classify::Network;
-use crate::classify::{FEATURES_ENTRY, MODEL_ENTRY, evaluation_images, saved_schema};
+use crate::classify::{FEATURES_ENTRY, MODEL_ENTRY, Network, evaluation_images, saved_schema};
 use crate::config::{ModelSize, TrainConfig};
 use crate::data::table::{TableOptions, Unlabelled};
 use crate::data::{DataError, Features, Schema, Target, idx, images};
