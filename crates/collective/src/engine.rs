@@ -155,8 +155,9 @@ impl Engine {
         self.inside = true;
         let mut ground = Ground::new(call, self.rank, operand, prepared, 0, None);
         ground.lend_inline(team.begin());
+        let is_met = team.announce(header, [0; 2]);
         (self.begun, self.inside) = (true, false);
-        match team.announce(header, [0; 2]) {
+        match is_met {
             true => Begun::Met,
             false => Begun::Come,
         }

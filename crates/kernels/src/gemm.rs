@@ -5,8 +5,9 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use crate::isa::Kernels;
+use crate::isa::{Kernels, Task};
 use crate::product::{Left, Out, PIECE, Product, padded};
+use crate::registers::Register;
 use crate::scratch::Scratch;
 use crate::threads::{each_mut, written};
 use crate::transpose::{to_planes, to_rows};
@@ -282,28 +283,32 @@ impl View<'_> {
         steps: &Range<usize>,
         out: &mut [[f32; TILE]],
     ) {
-        let tiles = out.chunks_mut(steps.len().max(1));
-        for (out, row) in tiles.zip(rows.clone().step_by(TILE)) {
-            if !self.transposed {
-                let values = &self.values[row * self.columns + steps.start..];
-                let height = TILE.min(rows.end - row);
-                to_rows(
-                    kernels,
-                    values,
-                    self.columns,
-                    height,
-                    &mut out[..steps.len()],
-                );
-                continue;
-            }
+        if self.transposed {
+            // One step after another, because a row is read faster than a column.
             let values = self.values[steps.start * self.rows..].chunks_exact(self.rows);
-            for (out, values) in out.iter_mut().zip(values) {
-                let values = &values[row..rows.end];
-                match values.first_chunk() {
-                    Some(values) => *out = *values,
-                    None => out[..values.len()].copy_from_slice(values),
+            for (step, values) in values.take(steps.len()).enumerate() {
+                let (whole, rest) = values[rows.clone()].as_chunks();
+                let mut tiles = out[step..].iter_mut().step_by(steps.len());
+                for (values, tile) in whole.iter().zip(tiles.by_ref()) {
+                    *tile = *values;
+                }
+                if let Some(tile) = tiles.next() {
+                    tile[..rest.len()].copy_from_slice(rest);
                 }
             }
+            return;
+        }
+        let tiles = out.chunks_mut(steps.len().max(1));
+        for (out, row) in tiles.zip(rows.clone().step_by(TILE)) {
+            let values = &self.values[row * self.columns + steps.start..];
+            let height = TILE.min(rows.end - row);
+            to_rows(
+                kernels,
+                values,
+                self.columns,
+                height,
+                &mut out[..steps.len()],
+            );
         }
     }
 
@@ -325,15 +330,41 @@ impl View<'_> {
             }
             return;
         }
+        kernels.run(Pack {
+            rows: &self.values[row * self.columns..],
+            step: self.columns,
+            first: panel * WIDTH,
+            steps,
+            out,
+        });
+    }
+}
+
+/// Panels of columns from the first one on, of rows with this step.
+struct Pack<'a, const WIDTH: usize> {
+    rows: &'a [f32],
+    step: usize,
+    first: usize,
+    steps: usize,
+    out: &'a mut [[f32; WIDTH]],
+}
+
+impl<const WIDTH: usize> Task for Pack<'_, WIDTH> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<R: Register>(self) {
         // Some panels at a time, because a row is read faster than a column, and lines of many panels share places in the nearest cache.
-        let groups = out.chunks_mut(TOGETHER * steps);
-        for (out, column) in groups.zip(columns.step_by(TOGETHER)) {
-            for at in 0..steps {
-                let values = &self.values[(row + at) * self.columns..][column..self.columns];
+        let groups = self.out.chunks_mut(TOGETHER * self.steps);
+        for (out, column) in groups.zip((self.first..).step_by(TOGETHER * WIDTH)) {
+            for at in 0..self.steps {
+                let values = &self.rows[at * self.step..][column..self.step];
                 let (whole, rest) = values.as_chunks::<WIDTH>();
-                let mut rows = out[at..].iter_mut().step_by(steps);
+                let mut rows = out[at..].iter_mut().step_by(self.steps);
                 for (values, row) in whole.iter().zip(rows.by_ref()) {
-                    *row = *values;
+                    for at in (0..WIDTH).step_by(R::LEN) {
+                        R::load(&values[at..]).store(&mut row[at..]);
+                    }
                 }
                 if let Some(row) = rows.next() {
                     *row = padded(rest);
