@@ -14,7 +14,7 @@
 //! - [`LayerNorm`]: layer normalisation, and that by the root mean square, with their gradients.
 //! - [`Kernels::softmax`], [`Kernels::cross_entropy`]: probabilities from logits and the loss of a classifier, with their gradients.
 //! - [`Kernels::exp`], [`Kernels::log`], [`Kernels::tanh`], [`Kernels::erf`]: functions of each value.
-//! - [`Kernels::relu`], [`Kernels::gelu`]: activations, with their gradients.
+//! - [`Kernels::relu`], [`Kernels::gelu`], [`Kernels::silu`], [`Kernels::sigmoid`]: activations, with their gradients.
 //! - [`AdamW`]: steps of an optimizer. [`Kernels::lerp`]: a step of a moving average.
 //!
 //! Values are `f32`, tensors are slices in row-major order. Threads are those of rayon's current pool; [`compute_here`] makes the calling one

@@ -1,7 +1,7 @@
 //! Normalisation on the kernels of [`paceline_kernels`].
 
 use burn::module::{Content, DisplaySettings, ModuleDisplay, Param, RunningState};
-use burn::nn::{BatchNorm, LayerNorm};
+use burn::nn::{BatchNorm, LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 use paceline_kernels::{self as kernels, After};
 
@@ -166,34 +166,70 @@ fn take_in(running: &RunningState<Tensor<1>>, batch: &[f32], momentum: f64) {
 /// assert_eq!(layer_norm(&layer, Tensor::<3>::ones([2, 5, 8], &device)).dims(), [2, 5, 8]);
 /// ```
 pub fn layer_norm<const D: usize>(layer: &LayerNorm, input: Tensor<D>) -> Tensor<D> {
-    let (gamma, beta) = (layer.gamma.val(), layer.beta.as_ref().map(Param::val));
-    let (Some(x), Some(scale), Some(shift), Some(epsilon)) = (
-        Values::of(&input),
-        Values::of(&gamma),
-        Values::of_optional(beta.as_ref()),
-        epsilon(layer),
-    ) else {
-        return layer.forward(input);
-    };
+    let beta = layer.beta.as_ref().map(Param::val);
+    let output = epsilon(layer)
+        .and_then(|epsilon| of_rows(&input, layer.gamma.val(), beta, (epsilon, true)));
+    output.unwrap_or_else(|| layer.forward(input))
+}
+
+/// `layer.forward(input)`, and its backward pass, faster on CPUs: on the kernels of this crate's own.
+///
+/// On other devices, and in other types than f32, it is `layer.forward`.
+///
+/// *Shape*: `[.., width]`.
+///
+/// *Numerics*: as [`layer_norm`].
+///
+/// # Panics
+///
+/// As [`conv2d`](crate::conv2d).
+///
+/// *Source*: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization".
+///
+/// *Example*:
+/// ```
+/// use burn::nn::{RmsNorm, RmsNormConfig};
+/// use burn::tensor::{Device, Tensor};
+/// use paceline_nn::rms_norm;
+///
+/// let device = Device::flex();
+/// let layer: RmsNorm = RmsNormConfig::new(8).init(&device);
+/// assert_eq!(rms_norm(&layer, Tensor::<3>::ones([2, 5, 8], &device)).dims(), [2, 5, 8]);
+/// ```
+pub fn rms_norm<const D: usize>(layer: &RmsNorm, input: Tensor<D>) -> Tensor<D> {
+    let output = of_rows(&input, layer.gamma.val(), None, (layer.epsilon, false));
+    output.unwrap_or_else(|| layer.forward(input))
+}
+
+/// A norm of rows, with the mean taken away or not. `None` if the kernels cannot compute it.
+fn of_rows<const D: usize>(
+    input: &Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    (epsilon, is_centred): (f64, bool),
+) -> Option<Tensor<D>> {
+    let (x, scale) = (Values::of(input)?, Values::of(&gamma)?);
+    let shift = Values::of_optional(beta.as_ref())?;
     let (shape, [width]) = (input.dims(), gamma.dims());
     if shape[D - 1] != width {
-        return layer.forward(input);
+        return None;
     }
     let norm = kernels::LayerNorm {
         rows: shape[..D - 1].iter().product(),
         width,
         epsilon,
-        is_centred: true,
+        is_centred,
     };
     let kernels = of_process();
     let shift = shift.as_ref().map(Values::slice);
     let (output, moments) = kernels.layer_norm(&norm, x.slice(), scale.slice(), shift);
     let output = values::tensor(output, shape);
-    on_tape(output, (input, gamma, beta, None), move |given| {
+    let parents = (input.clone(), gamma, beta, None);
+    Some(on_tape(output, parents, move |given| {
         let gradients =
             kernels.layer_norm_gradients(&norm, x.slice(), scale.slice(), &moments, given);
         ([gradients.input, gradients.gamma, gradients.beta], None)
-    })
+    }))
 }
 
 /// `output` as that of a norm with this input, gamma, beta and residual. `gradients` computes those of the first three, and of the residual,

@@ -95,8 +95,8 @@ pub mod nn {
     pub use paceline_nn::{
         AdamW, AdamWConfig, Block, Ema, MapTensors, Pass, Recompute, Tensors, TransformerBlock,
         TransformerBlockConfig, attention, batch_norm, batch_norm_add_relu, batch_norm_relu,
-        checkpoint, conv2d, cross_entropy, gelu, gpt, last_linear, layer_norm, linear, product,
-        relu, resnet, scores, to_device, vit,
+        checkpoint, conv1d, conv2d, cross_entropy, gelu, gpt, last_linear, layer_norm, linear,
+        product, relu, resnet, rms_norm, scores, sigmoid, silu, softmax, tanh, to_device, vit,
     };
 }
 

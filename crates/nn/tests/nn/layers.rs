@@ -1,15 +1,19 @@
 //! Layers on kernels of our own give what Burn's give, to rounding, and their gradients reach every parameter.
 
 use burn::module::{Module, Param};
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::{BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, PaddingConfig2d};
+use burn::nn::conv::{Conv1d, Conv1dConfig, Conv2d, Conv2dConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, LayerNorm, LayerNormConfig, Linear, PaddingConfig1d,
+    PaddingConfig2d, RmsNorm, RmsNormConfig,
+};
 use burn::tensor::activation as burns;
 use burn::tensor::module::attention as burns_attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor, Tolerance};
 use paceline_nn::{
     Pass, Recompute, attention, batch_norm, batch_norm_add_relu, batch_norm_relu, checkpoint,
-    conv2d, gelu, layer_norm, linear, product, relu, scores,
+    conv1d, conv2d, gelu, layer_norm, linear, product, relu, rms_norm, scores, sigmoid, silu,
+    softmax, tanh,
 };
 
 use crate::support::{Bits, device, values};
@@ -129,6 +133,56 @@ impl Transformer {
     }
 }
 
+/// Two convolutions of sequences, one strided and in groups, with a norm and gates.
+#[derive(Module, Debug)]
+struct Sequence {
+    first: Conv1d,
+    norm: RmsNorm,
+    second: Conv1d,
+}
+
+impl Sequence {
+    fn new(device: &Device) -> Self {
+        let first = Conv1dConfig::new(3, 8, 4).with_padding(PaddingConfig1d::Same);
+        let second = Conv1dConfig::new(8, 12, 3)
+            .with_stride(2)
+            .with_padding(PaddingConfig1d::Explicit(3, 0))
+            .with_dilation(2)
+            .with_groups(4)
+            .with_bias(false);
+        let norm: RmsNorm = RmsNormConfig::new(8).with_epsilon(1e-3).init(device);
+        Self {
+            first: Conv1d {
+                weight: Param::from_tensor(values([8, 3, 4], device)),
+                bias: Some(Param::from_tensor(values([8], device))),
+                ..first.init(device)
+            },
+            norm: RmsNorm {
+                gamma: Param::from_tensor(values([8], device)),
+                ..norm
+            },
+            second: Conv1d {
+                weight: Param::from_tensor(values([12, 2, 3], device)),
+                ..second.init(device)
+            },
+        }
+    }
+
+    fn ours(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = silu(conv1d(&self.first, x)).swap_dims(1, 2);
+        let x = tanh(rms_norm(&self.norm, x)).swap_dims(1, 2);
+        let x = conv1d(&self.second, x);
+        softmax(x.clone(), 1) + sigmoid(x.clone()) * softmax(x, 2)
+    }
+
+    fn burns(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = burns::silu(self.first.forward(x)).swap_dims(1, 2);
+        let x = burns::tanh(self.norm.forward(x)).swap_dims(1, 2);
+        let x = self.second.forward(x);
+        burns::softmax(x.clone(), 1) + burns::sigmoid(x.clone()) * burns::softmax(x, 2)
+    }
+}
+
 /// Output, gradients of the input and of all parameters, running statistics. Copies of a net would share these.
 fn bits<M: Module, const D: usize>(
     net: M,
@@ -163,6 +217,29 @@ fn layers_agree_with_burns() {
         let burns = bits(Net::new(&device), &x, burns);
         turned.assert_close(&burns, Tolerance::rel_abs(1e-4, 1e-4));
     }
+}
+
+#[test]
+fn layers_of_sequences_agree_with_burns() {
+    let (device, _alone) = device();
+    for shape in [[5, 3, 17], [1, 3, 32], [2, 3, 3]] {
+        let x = values(shape, &device).require_grad();
+        let ours = bits(Sequence::new(&device), &x, Sequence::ours);
+        let burns = bits(Sequence::new(&device), &x, Sequence::burns);
+        assert_eq!(ours.missing(), burns.missing());
+        ours.assert_close(&burns, Tolerance::rel_abs(1e-4, 1e-4));
+        assert!(ours.differing(&burns).contains(&"output"));
+        let inner = Sequence::new(&device).valid();
+        let output = inner.ours(x.clone().inner()).into_data();
+        let burns = inner.burns(x.inner()).into_data();
+        output.assert_approx_eq::<f32>(&burns, Tolerance::rel_abs(1e-4, 1e-4));
+    }
+}
+
+#[test]
+#[should_panic(expected = "dim")]
+fn softmax_needs_its_dimension() {
+    let _ = softmax(Tensor::<2>::ones([2, 3], &Device::flex()), 2);
 }
 
 #[test]
@@ -302,6 +379,19 @@ fn what_the_kernels_lack_is_left_to_burn() {
     let x: Tensor<2> = values([4, 8], &device).cast(DType::F64);
     let expected = burns::gelu(x.clone()).into_data();
     assert_eq!(gelu(x.clone()).into_data(), expected);
+    let pairs = [
+        (silu(x.clone()), burns::silu(x.clone())),
+        (sigmoid(x.clone()), burns::sigmoid(x.clone())),
+        (tanh(x.clone()), burns::tanh(x.clone())),
+        (softmax(x.clone(), 1), burns::softmax(x.clone(), 1)),
+    ];
+    for (ours, burns) in pairs {
+        assert_eq!(ours.into_data(), burns.into_data());
+    }
+    let mut norm: RmsNorm = RmsNormConfig::new(8).init(&device);
+    norm.gamma = Param::from_tensor(values([8], &device).cast(DType::F64));
+    let expected = norm.forward(x.clone()).into_data();
+    assert_eq!(rms_norm(&norm, x.clone()).into_data(), expected);
     let mut norm: LayerNorm = LayerNormConfig::new(8).with_bias(false).init(&device);
     norm.gamma = Param::from_tensor(values([8], &device).cast(DType::F64));
     let expected = norm.forward(x.clone()).into_data();
