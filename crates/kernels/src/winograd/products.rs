@@ -12,8 +12,9 @@ use crate::registers::Register;
 
 /// Steps whose weights stay in the nearest cache while tiles pass, where there are no registers for them.
 const CACHED: usize = 144;
-/// Tiles whose chains are added up at once, as many as an addition takes long.
-const TOGETHER: usize = 8;
+/// Tiles whose chains are added up at once: beside the weights, as many as there are registers for. An addition takes as long as eight,
+/// but values come unevenly.
+const TOGETHER: usize = 14;
 
 /// One number of some tiles times its weights, over channels. Each sum is one chain.
 pub(super) struct Products<'a> {
@@ -46,7 +47,11 @@ impl Task for Products<'_> {
             for tile in (0..whole).step_by(TOGETHER) {
                 self.add::<R, TOGETHER>(weights, tile, first);
             }
-            for tile in whole..tiles {
+            let fours = whole + (tiles - whole) / 4 * 4;
+            for tile in (whole..fours).step_by(4) {
+                self.add::<R, 4>(weights, tile, first);
+            }
+            for tile in fours..tiles {
                 self.add::<R, 1>(weights, tile, first);
             }
         }
