@@ -16,6 +16,8 @@ use crate::error::TrainError;
 /// A rank's report to rank 0 on a time window.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Window {
+    /// Of the group, since which the times count.
+    generation: u64,
     end_ns: u64,
     /// Start and end of each interval.
     idle: Vec<(u64, u64)>,
@@ -49,6 +51,8 @@ pub(crate) struct DeviceTotals {
 
 /// Collects the idle intervals of this rank and the spans of a few steps, and on rank 0 those of all ranks.
 pub(crate) struct Observer {
+    /// Of the group, since which the times count.
+    generation: u64,
     origin: Instant,
     idle: Vec<Interval>,
     /// Of the step that runs, if its spans are kept.
@@ -68,7 +72,12 @@ impl Observer {
         if !ddp.has_joined() {
             all_gather(ddp, group, &[])?;
         }
-        Ok(Self {
+        Ok(Self::new(group.generation(), group.world()))
+    }
+
+    fn new(generation: u64, world: usize) -> Self {
+        Self {
+            generation,
             origin: Instant::now(),
             idle: Vec::new(),
             notes: None,
@@ -81,8 +90,8 @@ impl Observer {
                 device: None,
             },
             window_start_ns: 0,
-            usage: BusyTime::new(group.world()),
-        })
+            usage: BusyTime::new(world),
+        }
     }
 
     /// The origin of all times.
@@ -166,6 +175,7 @@ impl Observer {
         let start = Instant::now();
         let idle = self.idle.drain(..);
         let mine = Window {
+            generation: self.generation,
             end_ns: nanos(self.origin.elapsed()),
             idle: idle.map(|idle| (idle.start_ns, idle.end_ns)).collect(),
             spans: std::mem::take(&mut self.spans),
@@ -184,11 +194,23 @@ impl Observer {
         let spans: Vec<_> = spans
             .map(|window| std::mem::take(&mut window.spans))
             .collect();
-        let end_ns = windows
+        self.add(mine.end_ns, windows);
+        self.totals.waited_for_ranks_ns += nanos(start.elapsed());
+        Ok(spans::records(&spans))
+    }
+
+    /// Adds the windows of all ranks, of which this one's ends at `own_end_ns`.
+    fn add(&mut self, own_end_ns: u64, windows: Vec<Window>) {
+        // A rank that was a commit ahead when others were lost learns of it only now, and has times of the generation before.
+        if windows
             .iter()
-            .map(|window| window.end_ns)
-            .max()
-            .unwrap_or(0);
+            .any(|window| window.generation != self.generation)
+        {
+            self.window_start_ns = own_end_ns;
+            return;
+        }
+        let ends = windows.iter().map(|window| window.end_ns);
+        let end_ns = ends.max().unwrap_or(0);
         let idle: Vec<Vec<Interval>> = windows
             .into_iter()
             .map(|window| {
@@ -204,18 +226,15 @@ impl Observer {
         };
         self.usage.add(window, &idle);
         self.window_start_ns = end_ns;
-        self.totals.waited_for_ranks_ns += nanos(start.elapsed());
-        Ok(spans::records(&spans))
     }
 
     /// Goes on with the ranks that are left, or with new ones. Usage and time begin anew.
     pub(crate) fn follow(&mut self, group: &ProcessGroup) {
-        self.usage = BusyTime::new(group.world());
-        self.origin = Instant::now();
-        self.window_start_ns = 0;
-        self.idle.clear();
-        self.notes = None;
-        self.spans.clear();
+        let totals = self.totals.clone();
+        *self = Self {
+            totals,
+            ..Self::new(group.generation(), group.world())
+        };
     }
 
     /// Share of the time in which all ranks computed at once, up to the last window's end; only rank 0 knows it.
@@ -295,4 +314,31 @@ fn unpacked(mut rest: &[u8]) -> Vec<Vec<u8>> {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn window(generation: u64, end_ns: u64, idle: &[(u64, u64)]) -> Window {
+        Window {
+            generation,
+            end_ns,
+            idle: idle.to_vec(),
+            spans: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn times_of_an_earlier_generation_are_left_out() {
+        let mut observer = Observer::new(1, 2);
+        observer.add(
+            30,
+            vec![window(1, 30, &[]), window(0, 3_000, &[(5, 2_000)])],
+        );
+        assert_eq!(observer.usage().total_ns, 0);
+        observer.add(70, vec![window(1, 70, &[]), window(1, 60, &[(40, 50)])]);
+        let usage = observer.usage();
+        assert_eq!((usage.total_ns, &usage.busy_ns[..]), (40, &[40, 20][..]));
+    }
 }
