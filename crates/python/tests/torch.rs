@@ -162,7 +162,8 @@ os.waitpid(child, 0)
 #[test]
 fn a_process_that_is_tracked_already_is_told_by_whom() {
     let script = r#"
-import os, sys, paceline
+import os, sys, warnings, paceline
+warnings.simplefilter("ignore")  # Python 3.12 and later warn of a fork beside threads
 def refused(call=paceline.track):
     try:
         call()
