@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from forked import main
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Loader, SameBits
@@ -33,16 +34,28 @@ def model_and_optimizer():
     return model, torch.optim.SGD(model.parameters(), 1e-3)
 
 
-def ddp():
-    model, optimizer = model_and_optimizer()
-    model = DistributedDataParallel(model, bucket_cap_mb=0.5)
+def train(model, optimizer):
     for rows, targets in batches():
         optimizer.zero_grad()
         nn.functional.mse_loss(model(rows), targets).backward()
         optimizer.step()
+
+
+def ddp():
+    model, optimizer = model_and_optimizer()
+    model = DistributedDataParallel(model, bucket_cap_mb=0.5)
+    train(model, optimizer)
     with torch.no_grad():
         for rows, _ in batches():
             model(rows)
+
+
+def fsdp():
+    model, _ = model_and_optimizer()
+    mesh = dist.init_device_mesh("cpu", (RANKS,))
+    for part in (*model[::2], model):
+        fully_shard(part, mesh=mesh)
+    train(model, torch.optim.SGD(model.parameters(), 1e-3))
 
 
 def same_bits():
@@ -108,6 +121,24 @@ def buckets_of_ddp_are_recorded_and_shown():
         check(job("ddp", run), first=STEPS + 1, ends=2)
 
 
+def gathers_and_scatters_of_fsdp_are_recorded_and_shown():
+    with tempfile.TemporaryDirectory() as folder:
+        run = os.path.join(folder, "run")
+        lines = job("fsdp", run)
+        check(lines)
+        parts = [sum(parameter.nbytes for parameter in layer.parameters()) // RANKS for layer in model_and_optimizer()[0][::2]]
+        for line in lines["spans"]:
+            for spans, buckets in zip(line["ranks"], line["buckets"], strict=True):
+                # Each layer's weights are gathered for both passes, and its gradients are scattered once.
+                assert sorted(bytes for bytes, *_ in buckets) == sorted(parts * 3), line
+                # FSDP waits for each of them at once.
+                waits = [(start, end) for kind, start, end in spans if kind == "wait"]
+                assert all(any(since <= start and end <= until for since, until in waits) for _, start, _, end in buckets), line
+        frame, page = looked_at(run)
+        words = "0 % of the communication hidden behind computing (operations: 9, 1.8 MB, "
+        assert words in frame and words in page, frame
+
+
 def operations_of_same_bits_are_recorded():
     with tempfile.TemporaryDirectory() as folder:
         lines = job("same_bits", folder)
@@ -126,6 +157,11 @@ def a_run_that_fails_has_no_end_but_a_reason():
 if __name__ == "__main__":
     if how := os.environ.get(HOW):
         dist.init_process_group("paceline")
-        {"ddp": ddp, "same_bits": same_bits, "raising": raising}[how]()
+        {"ddp": ddp, "fsdp": fsdp, "same_bits": same_bits, "raising": raising}[how]()
         sys.exit()
-    main(buckets_of_ddp_are_recorded_and_shown, operations_of_same_bits_are_recorded, a_run_that_fails_has_no_end_but_a_reason)
+    main(
+        buckets_of_ddp_are_recorded_and_shown,
+        gathers_and_scatters_of_fsdp_are_recorded_and_shown,
+        operations_of_same_bits_are_recorded,
+        a_run_that_fails_has_no_end_but_a_reason,
+    )
