@@ -10,7 +10,7 @@ use crate::values::{self, Values, of_process};
 ///
 /// *Numerics*: the same values on every device.
 pub fn relu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    let output = of_output(&input, Kernels::relu, Kernels::relu_gradient);
+    let output = computed(&input, Kept::Output, Kernels::relu, Kernels::relu_gradient);
     output.unwrap_or_else(|| burns::relu(input))
 }
 
@@ -20,7 +20,7 @@ pub fn relu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 ///
 /// *Source*: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units (GELUs)".
 pub fn gelu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    let output = of_input(&input, Kernels::gelu, Kernels::gelu_gradient);
+    let output = computed(&input, Kept::Input, Kernels::gelu, Kernels::gelu_gradient);
     output.unwrap_or_else(|| burns::gelu(input))
 }
 
@@ -40,7 +40,7 @@ pub fn gelu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 /// assert!((values[2] - 0.731_058_6).abs() < 1e-6);
 /// ```
 pub fn silu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    let output = of_input(&input, Kernels::silu, Kernels::silu_gradient);
+    let output = computed(&input, Kept::Input, Kernels::silu, Kernels::silu_gradient);
     output.unwrap_or_else(|| burns::silu(input))
 }
 
@@ -48,7 +48,12 @@ pub fn silu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 ///
 /// *Numerics*: in f32 on CPUs within 2e-7 of the result's size down to `x = -86`, with the same bits on any machine.
 pub fn sigmoid<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    let output = of_output(&input, Kernels::sigmoid, Kernels::sigmoid_gradient);
+    let output = computed(
+        &input,
+        Kept::Output,
+        Kernels::sigmoid,
+        Kernels::sigmoid_gradient,
+    );
     output.unwrap_or_else(|| burns::sigmoid(input))
 }
 
@@ -56,7 +61,7 @@ pub fn sigmoid<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 ///
 /// *Numerics*: in f32 on CPUs within 1.01 ulp, with the same bits on any machine.
 pub fn tanh<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    let output = of_output(&input, Kernels::tanh, Kernels::tanh_gradient);
+    let output = computed(&input, Kept::Output, Kernels::tanh, Kernels::tanh_gradient);
     output.unwrap_or_else(|| burns::tanh(input))
 }
 
@@ -71,53 +76,43 @@ pub fn softmax<const D: usize>(input: Tensor<D>, dim: usize) -> Tensor<D> {
     if dim + 1 < D {
         return softmax(input.swap_dims(dim, D - 1), D - 1).swap_dims(dim, D - 1);
     }
-    let width = input.dims().get(dim).copied().unwrap_or_default();
-    // Burn's says what is wrong with a dimension, and has no values for none.
-    let output = (width > 0).then(|| {
-        of_output(
+    let output = match input.dims().get(dim) {
+        // Burn's says what is wrong with a dimension, and has no values for none.
+        None | Some(0) => None,
+        Some(&width) => computed(
             &input,
+            Kept::Output,
             |kernels, x| kernels.softmax(x, width),
             move |kernels, y, gradient| kernels.softmax_gradient(y, gradient, width),
-        )
-    });
-    let output = output.flatten();
+        ),
+    };
     output.unwrap_or_else(|| burns::softmax(input, dim))
 }
 
-/// `forward` of the input's values. Its backward pass gets the input, and the gradient of the output. `None` if the values cannot be read.
-fn of_input<const D: usize>(
+/// The values that a backward pass gets beside the output's gradient.
+enum Kept {
+    Input,
+    Output,
+}
+
+/// `forward` of the input's values. `None` if they cannot be read.
+fn computed<const D: usize>(
     input: &Tensor<D>,
+    kept: Kept,
     forward: impl FnOnce(Kernels, &[f32]) -> Vec<f32>,
     backward: impl FnOnce(Kernels, &[f32], &[f32]) -> Vec<f32> + Send + 'static,
 ) -> Option<Tensor<D>> {
-    let x = Values::of(input)?;
-    let output = values::tensor(forward(of_process(), x.slice()), input.dims());
-    Some(on_tape(input, output, x, backward))
-}
-
-/// The same, but for a backward pass that gets the output.
-fn of_output<const D: usize>(
-    input: &Tensor<D>,
-    forward: impl FnOnce(Kernels, &[f32]) -> Vec<f32>,
-    backward: impl FnOnce(Kernels, &[f32], &[f32]) -> Vec<f32> + Send + 'static,
-) -> Option<Tensor<D>> {
-    let x = Values::of(input)?;
-    let output = values::tensor(forward(of_process(), x.slice()), input.dims());
-    let y = Values::of_gradient(&output);
-    Some(on_tape(input, output, y, backward))
-}
-
-fn on_tape<const D: usize>(
-    input: &Tensor<D>,
-    output: Tensor<D>,
-    kept: Values,
-    backward: impl FnOnce(Kernels, &[f32], &[f32]) -> Vec<f32> + Send + 'static,
-) -> Tensor<D> {
+    let (x, shape) = (Values::of(input)?, input.dims());
+    let output = values::tensor(forward(of_process(), x.slice()), shape);
+    let kept = match kept {
+        Kept::Input => x,
+        Kept::Output => Values::of_gradient(&output),
+    };
     let after = Point::origin(input);
-    let shape = input.dims();
-    custom(output, input.clone(), &after, move |gradient: Tensor<D>| {
+    let step = move |gradient: Tensor<D>| {
         let gradient = Values::of_gradient(&gradient);
         let of_input = backward(of_process(), kept.slice(), gradient.slice());
         Some(values::tensor(of_input, shape))
-    })
+    };
+    Some(custom(output, input.clone(), &after, step))
 }
